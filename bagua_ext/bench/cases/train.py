@@ -1,0 +1,156 @@
+"""Training steps of a model whose communication dominates, or with a larger batch, does not."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import bagua_ext.torch as bagua
+from bagua_ext.bench.engine import FlatBucket
+from bagua_ext.bench.job import Job
+from bagua_ext.bench.measure import Candidate, WrongResultError
+from bagua_ext.bench.report import Report, Row
+
+DDP = "gloo, DDP"
+OURS = "bagua"
+LOCAL = "no exchange"
+_WIDTH = 1024
+_RATE = 0.02
+_TOLERANCE = 1e-3  # of all that training changed; the joined batch rounds differently
+
+
+def make_model(parameters: int) -> nn.Sequential:
+    """Square layers without bias, about ``parameters`` in all, the same on every rank."""
+    width = min(_WIDTH, math.isqrt(parameters))
+    layers = [nn.Linear(width, width, bias=False) for _ in range(max(1, parameters // width**2))]
+    draw = torch.Generator().manual_seed(0)
+    for layer in layers:
+        nn.init.normal_(layer.weight, std=width**-0.5, generator=draw)
+    return nn.Sequential(*layers)
+
+
+@dataclass
+class Trainer:
+    """A model, its optimizer and the batch it sees in every step."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: torch.Tensor
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(self.batch).square().mean().backward()
+        self.optimizer.step()
+
+    def weights(self) -> torch.Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
+
+
+def _plain(model: nn.Module, batch: torch.Tensor) -> Trainer:
+    own = copy.deepcopy(model)
+    return Trainer(own, torch.optim.SGD(own.parameters(), lr=_RATE), batch)
+
+
+def _ours(model: nn.Module, batch: torch.Tensor) -> Trainer:
+    trainer = _plain(model, batch)
+    named = trainer.model.named_parameters()
+    trainer.optimizer = bagua.DistributedOptimizer(trainer.optimizer, named_parameters=named)
+    return trainer
+
+
+def _ddp(model: nn.Module, batch: torch.Tensor) -> Trainer:
+    own = DistributedDataParallel(copy.deepcopy(model), gradient_as_bucket_view=True)
+    return Trainer(own, torch.optim.SGD(own.parameters(), lr=_RATE), batch)
+
+
+def _inputs(model: nn.Sequential, batch: int, size: int) -> list[torch.Tensor]:
+    """Every rank's batch; each rank knows them all."""
+    width = model[0].in_features
+    draw = torch.Generator().manual_seed(1)
+    return list(torch.randn(size * batch, width, generator=draw).split(batch))
+
+
+def check_weights(name: str, got: torch.Tensor, wanted: torch.Tensor, start: torch.Tensor) -> None:
+    """Raises WrongResultError unless training moved ``start`` to ``got`` as it did to ``wanted``.
+
+    All ranks call it: their weights must be the same bit by bit.
+    """
+    error = float((got - wanted).norm() / (wanted - start).norm())
+    if not error <= _TOLERANCE:
+        raise WrongResultError(
+            f"{name}: what it learned is {error:.2g} of the way away from what one process learns "
+            f"with the joined batch; at most {_TOLERANCE} is rounding"
+        )
+    digests = bagua.allgather_object(hashlib.sha256(got.numpy()).hexdigest())
+    if len(set(digests)) > 1:
+        raise WrongResultError(f"{name}: ranks ended with different weights: {digests}")
+
+
+def _exchange_alone(count: int, job: Job) -> dict[str, float]:
+    """Median seconds of exchanging ``count`` gradients with nothing to overlap with."""
+    bucket, peer = FlatBucket("train.alone", count), torch.ones(count)
+    bucket.data.fill_(1.0)
+    runs: dict[str, Callable[[], object]] = {OURS: bucket.exchange}
+    if job.compares("gloo"):
+        runs[DDP] = lambda: dist.all_reduce(peer)
+    candidates = [
+        Candidate(name, prepare=lambda: peer.fill_(1.0), run=run, check=lambda _: None)
+        for name, run in runs.items()
+    ]
+    samples = job.alternate(candidates, rounds=5)
+    bucket.drop()
+    return {name: Row("", name, seconds).median for name, seconds in samples.items()}
+
+
+def _measure_batch(batch: int, alone: dict[str, float], job: Job) -> list[Row]:
+    model = make_model(job.options.parameters)
+    inputs = _inputs(model, batch, job.size)
+    mine = inputs[job.rank]
+    trainers = {LOCAL: _plain(model, mine), OURS: _ours(model, mine)}
+    if job.compares("gloo"):
+        trainers[DDP] = _ddp(model, mine)
+    candidates = [
+        Candidate(name, prepare=lambda: None, run=trainer.step, check=lambda _: None)
+        for name, trainer in trainers.items()
+    ]
+    rounds = job.rounds(10)
+    samples = job.alternate(candidates, rounds)
+
+    start = _plain(model, mine).weights()
+    joined = _plain(model, torch.cat(inputs))
+    for _ in range(rounds + job.options.warmup):
+        joined.step()
+    for name in trainers.keys() - {LOCAL}:
+        check_weights(name, trainers[name].weights(), joined.weights(), start)
+
+    rows = [Row(f"batch {batch}", name, seconds) for name, seconds in samples.items()]
+    return [_with_overlap(row, rows[0].median, alone) for row in rows]
+
+
+def _with_overlap(row: Row, local: float, alone: dict[str, float]) -> Row:
+    if row.candidate not in alone:
+        return row
+    hidden = 1 - (row.median - local) / alone[row.candidate]
+    text = f"exchange alone {alone[row.candidate] * 1e3:.1f} ms, hidden {100 * hidden:.0f} %"
+    return Row(row.group, row.candidate, row.samples, note=text)
+
+
+def measure(job: Job) -> Report:
+    """Samples of whole steps: zero_grad, forward, backward, step."""
+    count = sum(parameter.numel() for parameter in make_model(job.options.parameters).parameters())
+    alone = _exchange_alone(count, job)
+    rows = [row for batch in job.options.batches for row in _measure_batch(batch, alone, job)]
+    notes = [
+        f"{count / (1 << 20):g} Mi parameters in float32, SGD.",
+        "hidden: the part of the exchange's time that does not lengthen the step; below 0 the step"
+        " is longer than computation and exchange after each other.",
+    ]
+    return Report("train", job.size, (DDP, LOCAL), rows, notes)

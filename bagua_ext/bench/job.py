@@ -1,0 +1,57 @@
+"""One measuring process: what it gives to every case."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Sequence
+
+import torch
+
+import bagua_ext.torch as bagua
+from bagua_ext.bench import gloo
+from bagua_ext.bench.measure import Candidate, alternate
+from bagua_ext.bench.options import Options
+from bagua_ext.bench.report import Report
+from bagua_ext.bench.shared import SpinBarrier
+
+
+class Job:
+    """This rank's part of a bench; every method is called by all ranks together."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.rank: int = bagua.rank()
+        self.size: int = bagua.size()
+        self.meet = SpinBarrier()
+
+    def rounds(self, default: int) -> int:
+        return default if self.options.rounds is None else self.options.rounds
+
+    def compares(self, library: str) -> bool:
+        return library in self.options.compare
+
+    def alternate(
+        self, candidates: Sequence[Candidate], rounds: int, repeats: int = 1
+    ) -> dict[str, list[float]]:
+        """``measure.alternate``, each operation timed on the rank that took longest."""
+        mine = alternate(
+            candidates, self.meet, rounds=rounds, warmup=self.options.warmup, repeats=repeats
+        )
+        everyones = bagua.allgather_object(mine)
+        return {
+            name: [max(sample) for sample in zip(*(each[name] for each in everyones), strict=True)]
+            for name in mine
+        }
+
+
+def work(options: Options) -> Report:
+    """Runs a case in this process, one rank of the job."""
+    torch.set_num_threads(1)
+    bagua.init()
+    case = importlib.import_module(f"bagua_ext.bench.cases.{options.case}")
+    with gloo.process_group() if "gloo" in options.compare else contextlib.nullcontext():
+        report: Report = case.measure(Job(options))
+        bagua.barrier()  # nobody leaves before the slowest is done
+    bagua.shutdown()
+    return report

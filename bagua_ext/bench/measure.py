@@ -1,0 +1,107 @@
+"""Rounds in which the candidates take turns, each result checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+PATTERN = 8191  # prime, so that no chunk of a power of two looks like another
+_TOLERANCE = 1e-5  # relative; float32 sums of up to _MAX_GROWTH in value stay far below it
+_MAX_GROWTH = 1e28
+
+
+class WrongResultError(RuntimeError):
+    """A candidate computed something else than the reduction asked for."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to do the operation that is measured.
+
+    ``prepare`` writes this rank's input; ``run`` does the operation once, and again on its own
+    result when a round repeats it; ``check`` is given how often it ran and raises WrongResultError.
+    """
+
+    name: str
+    prepare: Callable[[], None]
+    run: Callable[[], object]
+    check: Callable[[int], None]
+
+
+def alternate(
+    candidates: Sequence[Candidate],
+    meet: Callable[[], None],
+    *,
+    rounds: int,
+    warmup: int,
+    repeats: int = 1,
+) -> dict[str, list[float]]:
+    """Seconds of each operation on this rank, by candidate: ``rounds`` times ``repeats`` of them.
+
+    In every round each candidate has its turn, beginning with another one each time. ``meet`` is a
+    barrier; all ranks call this with equal arguments.
+
+    Raises:
+        WrongResultError: if a check fails, in warm-up rounds too.
+    """
+    seconds: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
+    for index in range(warmup + rounds):
+        first = index % len(candidates)
+        for candidate in [*candidates[first:], *candidates[:first]]:
+            candidate.prepare()
+            meet()
+            taken = _timed(candidate.run, repeats)
+            candidate.check(repeats)
+            if index >= warmup:
+                seconds[candidate.name] += taken
+    return seconds
+
+
+def _timed(run: Callable[[], object], repeats: int) -> list[float]:
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return taken
+
+
+def repeats_within(wanted: int, size: int) -> int:
+    """At most ``wanted``, and so few that sums of sums over ``size`` ranks stay finite."""
+    growth, repeats = float(max(size, 1)), 1
+    while repeats < wanted and growth * size < _MAX_GROWTH:
+        growth *= size
+        repeats += 1
+    return repeats
+
+
+class Pattern:
+    """An input that differs in every rank and from element to element, and its reduction."""
+
+    def __init__(self, count: int, rank: int, size: int) -> None:
+        base = torch.arange(count, dtype=torch.int64).remainder_(PATTERN).add_(1).float()
+        self.input = base * (rank + 1)
+        self._average = base.mul_((size + 1) / 2)
+        self._size = size
+
+    def check_average(self, name: str, data: torch.Tensor) -> None:
+        """Raises WrongResultError unless ``data`` is the average over ranks."""
+        self._check(name, data, 1.0)
+
+    def check_sum(self, name: str, data: torch.Tensor, repeats: int) -> None:
+        """Raises WrongResultError unless ``data`` was summed over ranks ``repeats`` times."""
+        self._check(name, data, float(self._size) ** repeats)
+
+    def _check(self, name: str, data: torch.Tensor, scale: float) -> None:
+        wanted = self._average if scale == 1.0 else self._average * scale
+        if torch.allclose(data, wanted, rtol=_TOLERANCE, atol=0):
+            return
+        wrong = torch.isclose(data, wanted, rtol=_TOLERANCE, atol=0).logical_not_().nonzero()
+        index = int(wrong[0])
+        raise WrongResultError(
+            f"{name}: {len(wrong)} of {len(data)} elements are wrong; element {index} is "
+            f"{data[index].item()}, not {wanted[index].item()}"
+        )

@@ -1,0 +1,31 @@
+"""Errors of bagua_ext. Each text names operation, tensor, ranks, values and the next step."""
+
+from __future__ import annotations
+
+
+class BaguaError(RuntimeError):
+    """Communication failed. Base of the errors that come from other ranks or from the core."""
+
+
+class MismatchError(BaguaError):
+    """The ranks disagree about an operation. Raised on every rank; the job stays usable."""
+
+
+class PeerLostError(BaguaError):
+    """A rank died or left the job. Sticky: ``shutdown()`` and ``init()`` start anew."""
+
+
+class CollectiveTimeoutError(BaguaError):
+    """An operation waited longer than ``BAGUA_TIMEOUT_SECONDS`` for other ranks."""
+
+
+class AbortedError(BaguaError):
+    """This or another rank ended the job's communication. Sticky, as PeerLostError."""
+
+
+class NotInitializedError(ValueError):
+    """A function that needs ``init()`` was called before it or after ``shutdown()``."""
+
+
+# The name that scripts written for Horovod catch.
+HorovodInternalError = BaguaError

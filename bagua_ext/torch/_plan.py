@@ -1,0 +1,128 @@
+"""A registered plan of the core, with its buckets as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bagua_ext import basics
+from bagua_ext._core import ffi, lib
+from bagua_ext.torch._submit import DTYPES
+
+_TORCH_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What happens to the gradients on their way."""
+
+    op: int
+    prescale: float
+    postscale: float
+    codec: str
+
+
+class Plan:
+    """Agreed buckets for one list of tensors. Collective: every rank makes it with equal arguments.
+
+    ``views[i]`` is the place of tensor i; it stays valid after ``drop`` and after shutdown.
+
+    Raises:
+        MismatchError: on every rank, if the ranks' arguments differ.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        names: Sequence[str],
+        tensors: Sequence[torch.Tensor],
+        reduction: Reduction,
+        bucket_bytes: int,
+        bucket_of: Sequence[int] | None,
+    ) -> None:
+        self.number = _create(name, names, tensors, reduction, bucket_bytes, bucket_of)
+        self.generation = basics.generation()
+        self.views = self._make_views(tensors)
+        self._used = ffi.new("uint8_t[]", max(len(tensors), 1))
+
+    def finish(self) -> None:
+        """Ends the step: waits until every bucket is reduced; missing tensors count as zeros."""
+        number = self.number
+        basics.wait_until_done(lambda seconds: lib.bagua_plan_finish(number, seconds))
+
+    def used(self) -> bytes:
+        """One byte per tensor: 1 if at least one rank had it ready in the step that ended."""
+        basics.check(lib.bagua_plan_used(self.number, self._used))
+        return bytes(ffi.buffer(self._used))
+
+    def overlap(self) -> tuple[int, int]:
+        """Bytes exchanged before the end of backward, and all bytes, over the plan's life."""
+        overlapped, total = ffi.new("int64_t *"), ffi.new("int64_t *")
+        basics.check(lib.bagua_plan_overlap(self.number, overlapped, total))
+        return overlapped[0], total[0]
+
+    def drop(self) -> None:
+        """Forgets the plan on this rank; the views stay valid."""
+        if self.number and self.generation == basics.generation() and basics.is_initialized():
+            lib.bagua_plan_drop(self.number)
+        self.number = 0
+
+    def _make_views(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        count = ffi.new("int32_t *")
+        basics.check(lib.bagua_plan_bucket_count(self.number, count))
+        buckets = [self._bucket(bucket) for bucket in range(count[0])]
+        bucket, offset = ffi.new("int32_t *"), ffi.new("int64_t *")
+        views = []
+        for i, tensor in enumerate(tensors):
+            basics.check(lib.bagua_plan_tensor_place(self.number, i, bucket, offset))
+            flat = buckets[bucket[0]][offset[0] : offset[0] + tensor.numel()]
+            views.append(flat.view(tensor.shape))
+        return views
+
+    def _bucket(self, bucket: int) -> torch.Tensor:
+        data, size, dtype = ffi.new("void **"), ffi.new("int64_t *"), ffi.new("int32_t *")
+        basics.check(lib.bagua_plan_bucket(self.number, bucket, data, size, dtype))
+        kind = _TORCH_DTYPES[dtype[0]]
+        if size[0] == 0:
+            lib.bagua_memory_release(data[0])
+            return torch.empty(0, dtype=kind)
+        # The tensor holds the buffer, the buffer this pointer, and its end releases the memory.
+        owner = ffi.gc(data[0], lib.bagua_memory_release)
+        return torch.frombuffer(ffi.buffer(owner, size[0]), dtype=kind)
+
+
+def _create(
+    name: str,
+    names: Sequence[str],
+    tensors: Sequence[torch.Tensor],
+    reduction: Reduction,
+    bucket_bytes: int,
+    bucket_of: Sequence[int] | None,
+) -> int:
+    keep: list[Any] = []  # what the options point to
+
+    def kept(value: Any) -> Any:
+        keep.append(value)
+        return value
+
+    entries = kept(ffi.new("bagua_plan_tensor_t[]", len(tensors)))
+    for entry, own, tensor in zip(entries, names, tensors, strict=True):
+        entry.name = kept(ffi.new("char[]", own.encode()))
+        entry.dtype = DTYPES[tensor.dtype]
+        entry.ndim = tensor.dim()
+        entry.shape = kept(ffi.new("int64_t[]", list(tensor.shape) or [0]))
+    options = ffi.new("bagua_plan_options_t *")
+    options.name = kept(ffi.new("char[]", name.encode()))
+    options.tensor_count, options.tensors = len(tensors), entries
+    options.bucket_bytes = bucket_bytes
+    options.reduce_op = reduction.op
+    options.prescale, options.postscale = reduction.prescale, reduction.postscale
+    options.codec = kept(ffi.new("char[]", reduction.codec.encode()))
+    if bucket_of is not None:
+        options.bucket_of = kept(ffi.new("int32_t[]", list(bucket_of)))
+    plan = ffi.new("uint64_t *", 0)
+    basics.wait_until_done(lambda seconds: lib.bagua_plan_create(options, seconds, plan))
+    return plan[0]

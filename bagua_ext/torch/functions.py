@@ -1,0 +1,226 @@
+"""Broadcasts of whole models, optimizers and Python objects."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bagua_ext import basics
+from bagua_ext.exceptions import MismatchError
+from bagua_ext.process_sets import GlobalProcessSet, global_process_set, require_global
+from bagua_ext.torch._reduce_op import Min
+from bagua_ext.torch.exchanges import allgather
+from bagua_ext.torch.operations import allreduce, broadcast_
+
+Tensor = torch.Tensor
+NamedTensors = list[tuple[str, Tensor]]
+
+
+# ---- Objects ------------------------------------------------------------------------------------
+
+
+def _to_bytes(obj: Any) -> Tensor:
+    stream = io.BytesIO()
+    pickle.dump(obj, stream, protocol=pickle.HIGHEST_PROTOCOL)
+    return torch.frombuffer(bytearray(stream.getbuffer()), dtype=torch.uint8)
+
+
+def _from_bytes(data: Tensor) -> Any:
+    # The bytes come from an authenticated rank of the same job.
+    return pickle.loads(data.numpy().tobytes())
+
+
+def broadcast_object(
+    obj: Any = None,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: GlobalProcessSet = global_process_set,
+) -> Any:
+    """Returns rank ``root_rank``'s ``obj`` on every rank; that rank gets its own object back.
+
+    The object is pickled; the other ranks' ``obj`` is ignored.
+    """
+    require_global(process_set)
+    name = name or "broadcast_object"
+    is_root = basics.rank() == root_rank
+    data = _to_bytes(obj) if is_root else torch.empty(0, dtype=torch.uint8)
+    length = torch.tensor([data.numel()])
+    broadcast_(length, root_rank, f"{name}.length")
+    if not is_root:
+        data = torch.empty(int(length), dtype=torch.uint8)
+    broadcast_(data, root_rank, f"{name}.bytes")
+    return obj if is_root else _from_bytes(data)
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: GlobalProcessSet = global_process_set
+) -> list[Any]:
+    """Returns the ranks' objects, in order of rank. The objects are pickled."""
+    require_global(process_set)
+    name = name or "allgather_object"
+    data = _to_bytes(obj)
+    lengths = allgather(torch.tensor([data.numel()]), f"{name}.length")
+    parts = allgather(data, f"{name}.bytes").split(lengths.tolist())
+    return [_from_bytes(part) for part in parts]
+
+
+# ---- Tensors by name ----------------------------------------------------------------------------
+
+
+def _signature(named: NamedTensors) -> list[tuple[str, str]]:
+    return [
+        (name, f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
+        for name, tensor in named
+    ]
+
+
+def _require_same(named: NamedTensors, what: str) -> None:
+    """Raises MismatchError on every rank unless all have the same names, shapes and dtypes."""
+    signature = _signature(named)
+    digest = hashlib.sha256(repr(signature).encode()).digest()
+    mine = int.from_bytes(digest[:7], "little")
+    # Two ranks differ exactly if the smallest and the largest value do.
+    bounds = allreduce(torch.tensor([mine, -mine]), name=f"{what}.check", op=Min)
+    if bounds[0] == -bounds[1]:
+        return
+    raise MismatchError(_difference(allgather_object(signature, f"{what}.signature"), what))
+
+
+def _difference(signatures: list[list[tuple[str, str]]], what: str) -> str:
+    first = dict(signatures[0])
+    for rank, other in enumerate(signatures[1:], start=1):
+        for name, kind in other:
+            if first.get(name, "nothing") != kind:
+                return (
+                    f"{what} '{name}': rank {rank} has {kind}, rank 0 has "
+                    f"{first.get(name, 'nothing')}. All ranks must build the same model."
+                )
+        for name, kind in first.items():
+            if name not in dict(other):
+                return (
+                    f"{what} '{name}': rank {rank} has nothing, rank 0 has {kind}. "
+                    "All ranks must build the same model."
+                )
+    return f"{what}: the ranks have the same tensors in different order. Build them in one order."
+
+
+def _broadcast_tensors(named: NamedTensors, root_rank: int, what: str) -> None:
+    """Overwrites ``named`` with the root's values: one broadcast for each dtype."""
+    _require_same(named, what)
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for _, tensor in named:
+        if tensor.numel():
+            by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
+    for dtype, tensors in by_dtype.items():
+        name = f"{what}.{str(dtype).removeprefix('torch.')}"
+        if len(tensors) == 1:
+            broadcast_(tensors[0], root_rank, name)
+            continue
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        broadcast_(flat, root_rank, name)
+        for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    root_rank: int,
+    process_set: GlobalProcessSet = global_process_set,
+) -> None:
+    """Overwrites the tensors of ``params`` with rank ``root_rank``'s.
+
+    ``params`` is a ``state_dict()`` (buffers included) or an iterable of (name, tensor) such as
+    ``named_parameters()``. Entries that are no tensors are left alone.
+
+    Raises:
+        ValueError: ``params`` is neither.
+        MismatchError: on every rank, if names, shapes or dtypes differ; nothing is changed.
+    """
+    require_global(process_set)
+    items = list(params.items()) if isinstance(params, Mapping) else list(params)
+    if not all(isinstance(item, tuple) and len(item) == 2 for item in items):
+        raise ValueError(
+            "params must be a state_dict or an iterable of (name, tensor), as named_parameters() "
+            "returns"
+        )
+    _broadcast_tensors([i for i in items if isinstance(i[1], Tensor)], root_rank, "parameter")
+
+
+# ---- Optimizer state ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Stands in a pickled structure for a tensor that is sent by itself."""
+
+    index: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def _take_tensors(value: Any, tensors: list[Tensor]) -> Any:
+    """Returns ``value`` with its tensors replaced by slots; the tensors are appended."""
+    if isinstance(value, Tensor):
+        tensors.append(value.detach())
+        return _Slot(len(tensors) - 1, value.dtype, tuple(value.shape))
+    if isinstance(value, dict):
+        return {key: _take_tensors(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_take_tensors(item, tensors) for item in value)
+    return value
+
+
+def _find_slots(value: Any, slots: list[_Slot]) -> None:
+    if isinstance(value, _Slot):
+        slots.append(value)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _find_slots(item, slots)
+    elif type(value) in (list, tuple):
+        for item in value:
+            _find_slots(item, slots)
+
+
+def _put_tensors(value: Any, tensors: Mapping[int, Tensor]) -> Any:
+    """Undoes ``_take_tensors``."""
+    if isinstance(value, _Slot):
+        return tensors[value.index]
+    if isinstance(value, dict):
+        return {key: _put_tensors(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_put_tensors(item, tensors) for item in value)
+    return value
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: GlobalProcessSet = global_process_set,
+) -> None:
+    """Gives every rank rank ``root_rank``'s optimizer state and hyperparameters.
+
+    The other ranks' state is replaced, whether it was there or not. ``model`` is accepted for
+    Horovod's sake and not needed.
+    """
+    require_global(process_set)
+    is_root = basics.rank() == root_rank
+    sent: list[Tensor] = []
+    structure = _take_tensors(optimizer.state_dict(), sent) if is_root else None
+    structure = broadcast_object(structure, root_rank, "optimizer_state")
+    slots: list[_Slot] = []
+    _find_slots(structure, slots)
+    tensors = {
+        slot.index: sent[slot.index] if is_root else torch.empty(slot.shape, dtype=slot.dtype)
+        for slot in slots
+    }
+    named = [(f"state {index}", tensor) for index, tensor in sorted(tensors.items())]
+    _broadcast_tensors(named, root_rank, "optimizer_state")
+    if not is_root:
+        optimizer.load_state_dict(_put_tensors(structure, tensors))

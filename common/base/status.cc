@@ -1,0 +1,36 @@
+#include "common/base/status.h"
+
+#include <cstring>
+
+namespace bagua {
+
+const char* StatusCodeName(StatusCode code) {
+  switch (code) {
+    case StatusCode::kOk: return "OK";
+    case StatusCode::kInProgress: return "IN_PROGRESS";
+    case StatusCode::kNotInitialized: return "NOT_INITIALIZED";
+    case StatusCode::kInvalidArgument: return "INVALID_ARGUMENT";
+    case StatusCode::kMismatch: return "MISMATCH";
+    case StatusCode::kPeerLost: return "PEER_LOST";
+    case StatusCode::kTimeout: return "TIMEOUT";
+    case StatusCode::kAborted: return "ABORTED";
+    case StatusCode::kInternal: return "INTERNAL";
+  }
+  return "UNKNOWN";
+}
+
+const std::string& Status::message() const {
+  static const std::string empty;
+  return failure_ ? failure_->message : empty;
+}
+
+Status Status::WithContext(const std::string& context) const {
+  if (ok()) return *this;
+  return Status(code(), context + ": " + message());
+}
+
+Status ErrnoStatus(const std::string& what, int error) {
+  return Status(StatusCode::kInternal, what + ": " + std::strerror(error));
+}
+
+}  // namespace bagua

@@ -1,0 +1,234 @@
+#include "common/runtime/coordinator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/check.h"
+
+namespace bagua {
+namespace {
+
+// Operations with equal keys can share a collective; "" shares with none.
+std::string FusionKey(const Request& request) {
+  if (request.kind != Kind::kAllreduce || request.tensors.empty()) return {};
+  const TensorMeta& first = request.tensors[0];
+  for (const TensorMeta& tensor : request.tensors)
+    if (tensor.dtype != first.dtype || tensor.device != first.device) return {};
+  Writer writer;
+  writer.Put(request.op);
+  writer.Put(first.dtype);
+  writer.Put(static_cast<int32_t>(first.device));
+  writer.Put(request.prescale);
+  writer.Put(request.postscale);
+  const Bytes bytes = writer.Take();
+  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+size_t TotalBytes(const Request& request) {
+  size_t bytes = 0;
+  for (const TensorMeta& tensor : request.tensors) bytes += tensor.bytes();
+  return bytes;
+}
+
+}  // namespace
+
+std::string JoinRanks(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += StrCat(text.empty() ? "" : ", ", rank);
+  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
+}
+
+Coordinator::Coordinator(std::vector<int> ranks, const Config& config)
+    : ranks_(std::move(ranks)),
+      capacity_(config.cache_capacity),
+      fusion_bytes_(config.fusion_bytes) {}
+
+Status Coordinator::Receive(int rank, Submission submission, Deadline now) {
+  Key key{submission.name, submission.sequence};
+  if (submission.id != 0) {
+    const auto known = known_.find(submission.id);
+    // Forgotten meanwhile: the rank submits in full once it learns of it.
+    if (known == known_.end()) return {};
+    if (submission.sequence == 0) key.first = known->second.name;
+    ++known->second.pending;
+  }
+  Pending& pending = pending_[key];
+  if (pending.submissions.empty()) {
+    pending.submissions.resize(ranks_.size());
+    pending.submitted.resize(ranks_.size());
+    pending.since = now;
+  }
+  if (pending.submitted[rank])
+    return Status(StatusCode::kInternal, StrCat("rank ", ranks_[rank], " submitted '", key.first,
+                                                "' twice at once"));
+  pending.submissions[rank] = std::move(submission);
+  pending.submitted[rank] = true;
+  ++pending.count;
+  if (!left_.ok() || pending.count == static_cast<int>(ranks_.size())) {
+    auto node = pending_.extract(key);
+    Complete(key, std::move(node.mapped()));
+  }
+  return {};
+}
+
+void Coordinator::Complete(const Key& key, Pending pending) {
+  if (!left_.ok()) {
+    Fail(key, pending, left_);
+    return;
+  }
+  Request first;
+  Agreement agreement = Agree(key, pending, &first);
+  for (const Submission& submission : pending.submissions)
+    if (const auto known = known_.find(submission.id); known != known_.end())
+      --known->second.pending;
+  AddToUnits(std::move(agreement), first);
+}
+
+Agreement Coordinator::Agree(const Key& key, Pending& pending, Request* first) {
+  Agreement agreement;
+  agreement.name = key.first;
+  agreement.sequence = key.second;
+  const uint32_t id = pending.submissions[0].id;
+  const bool same = std::all_of(pending.submissions.begin(), pending.submissions.end(),
+                                [id](const Submission& s) { return s.id == id; });
+  if (id != 0 && same) {
+    Known& known = known_.at(id);
+    uses_.splice(uses_.end(), uses_, known.use);
+    agreement.id = id;
+    agreement.known = true;
+    *first = known.requests[0];
+    return agreement;
+  }
+  std::vector<Request> requests;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    Submission& submission = pending.submissions[r];
+    requests.push_back(submission.id != 0 ? known_.at(submission.id).requests[r]
+                                          : std::move(submission.request));
+  }
+  const std::string what = DescribeOperation(requests[0].kind, key.first, key.second);
+  Result<Sizes> sizes = Reconcile(what, requests, ranks_);
+  if (!sizes.ok()) {
+    agreement.error = sizes.status();
+    return agreement;
+  }
+  agreement.sizes = sizes.value();
+  *first = requests[0];
+  if (first->kind != Kind::kRegisterPlan)
+    agreement.id = Remember(key, std::move(requests), agreement.sizes);
+  return agreement;
+}
+
+uint32_t Coordinator::Remember(const Key& key, std::vector<Request> requests,
+                               const Sizes& sizes) {
+  if (capacity_ == 0) return 0;
+  if (!key.first.empty())
+    if (const auto old = id_of_name_.find(key.first); old != id_of_name_.end()) {
+      // Its name stands for something else from here on. One that is awaited by id stays.
+      if (known_.at(old->second).pending > 1) return 0;
+      Forget(old->second);
+    }
+  if (known_.size() >= capacity_) {
+    const auto idle = std::find_if(uses_.begin(), uses_.end(), [this](uint32_t id) {
+      return known_.at(id).pending == 0;
+    });
+    if (idle == uses_.end()) return 0;
+    Forget(*idle);
+  }
+  const uint32_t id = next_id_++;
+  uses_.push_back(id);
+  known_[id] = Known{key.first, std::move(requests), sizes, std::prev(uses_.end()), 0};
+  if (!key.first.empty()) id_of_name_[key.first] = id;
+  return id;
+}
+
+void Coordinator::Forget(uint32_t id) {
+  const auto known = known_.find(id);
+  uses_.erase(known->second.use);
+  id_of_name_.erase(known->second.name);
+  known_.erase(known);
+  response_.forgotten.push_back(id);
+}
+
+void Coordinator::AddToUnits(Agreement agreement, const Request& request) {
+  const std::string key = agreement.error.ok() ? FusionKey(request) : "";
+  const size_t bytes = TotalBytes(request);
+  if (!key.empty()) {
+    for (Open& open : open_) {
+      if (open.key != key || open.bytes + bytes > fusion_bytes_) continue;
+      open.bytes += bytes;
+      response_.units[open.unit].agreements.push_back(std::move(agreement));
+      return;
+    }
+    if (bytes < fusion_bytes_) open_.push_back({key, response_.units.size(), bytes});
+  }
+  response_.units.emplace_back().agreements.push_back(std::move(agreement));
+}
+
+void Coordinator::Fail(const Key& key, const Pending& pending, const Status& error) {
+  Agreement agreement;
+  agreement.name = key.first;
+  agreement.sequence = key.second;
+  agreement.error = error.WithContext(DescribePending(key, pending));
+  for (const Submission& submission : pending.submissions)
+    if (const auto known = known_.find(submission.id); known != known_.end())
+      --known->second.pending;
+  AddToUnits(std::move(agreement), Request{});
+}
+
+Response Coordinator::TakeResponse() {
+  open_.clear();
+  return std::exchange(response_, {});
+}
+
+std::string Coordinator::DescribePending(const Key& key, const Pending& pending) const {
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    if (!pending.submitted[r]) continue;
+    const Submission& submission = pending.submissions[r];
+    const Request& request =
+        submission.id != 0 ? known_.at(submission.id).requests[r] : submission.request;
+    return DescribeOperation(request.kind, key.first, key.second);
+  }
+  return key.first;
+}
+
+std::vector<int> Coordinator::Missing(const Pending& pending) const {
+  std::vector<int> missing;
+  for (size_t r = 0; r < ranks_.size(); ++r)
+    if (!pending.submitted[r]) missing.push_back(ranks_[r]);
+  return missing;
+}
+
+void Coordinator::Leave(int rank, const Status& reason) {
+  if (left_.ok()) left_ = reason;
+  std::vector<Key> waiting;
+  for (const auto& [key, pending] : pending_)
+    if (!pending.submitted[rank]) waiting.push_back(key);
+  for (const Key& key : waiting) {
+    auto node = pending_.extract(key);
+    Fail(key, node.mapped(), left_);
+  }
+}
+
+std::vector<Stall> Coordinator::Stalls(Deadline submitted_before) const {
+  std::vector<Stall> stalls;
+  for (const auto& [key, pending] : pending_)
+    if (pending.since <= submitted_before)
+      stalls.push_back({DescribePending(key, pending), Missing(pending), pending.since});
+  return stalls;
+}
+
+void Coordinator::TimeOut(Deadline submitted_before, double seconds) {
+  std::vector<Key> late;
+  for (const auto& [key, pending] : pending_)
+    if (pending.since <= submitted_before) late.push_back(key);
+  for (const Key& key : late) {
+    auto node = pending_.extract(key);
+    const std::string missing = JoinRanks(Missing(node.mapped()));
+    Fail(key, node.mapped(),
+         Status(StatusCode::kTimeout,
+                StrCat("waited ", seconds, " s for ", missing,
+                       " (never submitted it). Set BAGUA_TIMEOUT_SECONDS to wait longer.")));
+  }
+}
+
+}  // namespace bagua

@@ -1,0 +1,459 @@
+#include "common/runtime/engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "common/base/check.h"
+#include "common/runtime/validate.h"
+
+namespace bagua {
+namespace {
+
+constexpr Seconds kFlushPatience{1.0};
+
+std::vector<int> HostsOf(const Wiring& wiring) {
+  std::vector<int> hosts;
+  for (const Wiring::Peer& peer : wiring.peers) hosts.push_back(peer.host);
+  return hosts;
+}
+
+std::vector<Mesh::PeerPipes> TakePipes(Wiring* wiring) {
+  std::vector<Mesh::PeerPipes> pipes;
+  for (Wiring::Peer& peer : wiring->peers) pipes.push_back(std::move(peer.pipes));
+  return pipes;
+}
+
+// Spinning threads would take the cores from the peers they wait for.
+std::chrono::nanoseconds SpinTime(const Config& config, int local_size) {
+  if (local_size > ::sysconf(_SC_NPROCESSORS_ONLN)) return std::chrono::nanoseconds(0);
+  return std::chrono::nanoseconds(static_cast<int64_t>(config.spin_microseconds * 1000));
+}
+
+}  // namespace
+
+Engine::Engine(Wiring wiring, Config config, Logger::Sink log_sink)
+    : config_(std::move(config)),
+      wiring_(std::move(wiring)),
+      topology_(Topology::Of(HostsOf(wiring_), wiring_.rank)),
+      logger_(wiring_.rank, ParseLogLevel(config_.log_level), std::move(log_sink)),
+      mesh_(wiring_.rank, TakePipes(&wiring_), &scheduler_),
+      loop_(this, wiring_.bell.get(), SpinTime(config_, topology_.local_size)) {
+  context_ = {&config_,
+              &wiring_,
+              &mesh_,
+              &scheduler_,
+              &counters_,
+              [this](std::shared_ptr<Plan> plan) {
+                Task<Status> run = plan->Run();
+                plans_.push_back({std::move(plan), std::move(run)});
+              },
+              [this] { wake_ = true; }};
+}
+
+Result<std::unique_ptr<Engine>> Engine::Start(Wiring wiring, Config config, Deadline deadline,
+                                              Logger::Sink log_sink) {
+  std::unique_ptr<Engine> engine(
+      new Engine(std::move(wiring), std::move(config), std::move(log_sink)));
+  for (int peer = 0; peer < engine->size(); ++peer) {
+    if (peer == engine->rank()) continue;
+    for (const int fd : engine->mesh_.Descriptors(peer)) {
+      const Status watched = engine->loop_.Watch(fd);
+      if (!watched.ok()) return watched;
+    }
+  }
+  const Status started = engine->loop_.Start();
+  if (!started.ok()) return started;
+  std::vector<int> everyone;
+  for (int r = 0; r < engine->size(); ++r) everyone.push_back(r);
+  const Result<uint32_t> group = engine->AddGroup(std::move(everyone), deadline);
+  if (!group.ok()) return group.status();
+  return engine;
+}
+
+Engine::~Engine() { Shutdown(); }
+
+Result<uint32_t> Engine::AddGroup(std::vector<int> ranks, Deadline deadline) {
+  const auto own = std::find(ranks.begin(), ranks.end(), rank());
+  const bool valid = std::is_sorted(ranks.begin(), ranks.end()) && !ranks.empty() &&
+                     ranks.front() >= 0 && ranks.back() < size() &&
+                     std::adjacent_find(ranks.begin(), ranks.end()) == ranks.end();
+  if (!valid || own == ranks.end())
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat("a group needs ascending ranks of 0 to ", size() - 1,
+                         " with its maker, rank ", rank(), ", among them"));
+  const GroupRanks members{ranks, static_cast<int>(own - ranks.begin())};
+  uint32_t id = 0;
+  {
+    std::lock_guard lock(mutex_);
+    id = groups_made_++;
+  }
+  Group* group = loop_.AsDriver([&] {
+    LiveGroup& live = groups_[id];
+    live.group = std::make_unique<Group>(id, members, &context_);
+    return live.group.get();
+  });
+  const Status connected = Connect(group, deadline);
+  if (!connected.ok()) return connected;
+  loop_.AsDriver([&] {
+    LiveGroup& live = groups_[id];
+    live.run = group->Run();
+    live.connected = true;
+    for (const Mesh::Control& control : early_[id])
+      if (const Status status = OnControl(control); !status.ok() && failure_.ok()) Abort(status);
+    early_.erase(id);
+  });
+  std::lock_guard lock(mutex_);
+  group_entries_[id].ranks = std::move(ranks);
+  return id;
+}
+
+Status Engine::Connect(Group* group, Deadline deadline) {
+  Task<Status> connecting;
+  std::atomic<bool> connected{false};
+  loop_.AsDriver([&] {
+    connecting = group->Connect();
+    connecting_ = {&connecting, &connected};
+  });
+  const bool met =
+      loop_.WaitUntil([&] { return connected.load(std::memory_order_acquire); }, deadline);
+  return loop_.AsDriver([&]() -> Status {
+    connecting_ = {};
+    if (met) return connecting.Take();
+    const std::vector<int> missing = scheduler_.AwaitedPeers();
+    connecting = {};
+    return Status(StatusCode::kTimeout,
+                  StrCat("waited for the shared memory of ", JoinRanks(missing)));
+  });
+}
+
+int Engine::GroupSize(uint32_t group) {
+  std::lock_guard lock(mutex_);
+  const auto found = group_entries_.find(group);
+  return found == group_entries_.end() ? 0 : static_cast<int>(found->second.ranks.size());
+}
+
+// ---- Operations ---------------------------------------------------------------------------------
+
+// With mutex_ held.
+Status Engine::Admit(Operation* operation) {
+  if (shut_down_.load(std::memory_order_relaxed))
+    return Status(StatusCode::kNotInitialized, "the engine is shut down: call init again");
+  const auto found = group_entries_.find(operation->request.group);
+  if (found == group_entries_.end())
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat(operation->Describe(), ": there is no group ", operation->request.group));
+  GroupEntry& entry = found->second;
+  BAGUA_RETURN_IF_ERROR(Validate(*operation, entry.ranks, rank()));
+  if (operation->name.empty())
+    operation->sequence = ++entry.unnamed;
+  else if (!entry.names.insert(operation->name).second)
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat(operation->Describe(),
+                         " is in flight already. Wait for it, or give this one another name."));
+  return {};
+}
+
+Status Engine::Enqueue(const OperationPtr& operation, bool caller_drives) {
+  operation->observer = this;
+  operation->since = Clock::now();
+  {
+    std::lock_guard lock(mutex_);
+    BAGUA_RETURN_IF_ERROR(Admit(operation.get()));
+    inbox_.push_back(operation);
+    inbox_filled_.store(true, std::memory_order_seq_cst);
+  }
+  if (!caller_drives) loop_.Notify();
+  return {};
+}
+
+void Engine::OnEnd(const Operation& operation, const Status& status) {
+  if (status.ok()) Counters::Add(counters_.operations);
+  wake_ = true;
+  if (operation.name.empty()) return;
+  std::lock_guard lock(mutex_);
+  group_entries_[operation.request.group].names.erase(operation.name);
+}
+
+bool Engine::Wait(const Operation& operation, Deadline deadline) {
+  return loop_.WaitUntil([&operation] { return operation.ended(); }, deadline);
+}
+
+// ---- Plans --------------------------------------------------------------------------------------
+
+OperationPtr Engine::RegisterPlan(std::shared_ptr<Plan> plan, uint32_t group) {
+  auto operation = std::make_shared<Operation>();
+  operation->request.kind = Kind::kRegisterPlan;
+  operation->request.group = group;
+  operation->request.details = plan->Details();
+  operation->name = plan->name();
+  operation->plan = std::move(plan);
+  return operation;
+}
+
+Status Engine::MakeReady(Plan* plan, size_t tensor) {
+  bool published = false;
+  BAGUA_RETURN_IF_ERROR(plan->MakeReady(tensor, &published));
+  if (published) loop_.Notify();
+  return {};
+}
+
+Status Engine::FinishStep(Plan* plan, Deadline deadline) {
+  const Result<bool> begun = plan->BeginFinish();
+  if (!begun.ok()) return begun.status();
+  if (!loop_.WaitUntil([plan] { return plan->StepDone(); }, deadline))
+    return Status(StatusCode::kInProgress, "");
+  return plan->EndFinish();
+}
+
+void Engine::DropPlan(Plan* plan) {
+  plan->Drop();
+  plan_dropped_.store(true, std::memory_order_release);
+  loop_.Notify();
+}
+
+void Engine::ForgetDroppedPlans() {
+  bool left = false;
+  std::erase_if(plans_, [&left](const LivePlan& live) {
+    if (!live.plan->dropped()) return false;
+    if (live.plan->exchanging() && !live.run.done()) {
+      left = true;
+      return false;
+    }
+    return true;
+  });
+  if (left) plan_dropped_.store(true, std::memory_order_release);
+}
+
+// ---- The loop's work ----------------------------------------------------------------------------
+
+bool Engine::Pass() {
+  bool moved = false;
+  if (inbox_filled_.load(std::memory_order_seq_cst)) TakeInbox(&moved);
+  if (failure_.ok() || closing_) MoveMessages(&moved);
+  RunGroups(&moved);
+  if (wiring_.lifelines->has_events()) {
+    TakePeerEvents();
+    moved = true;
+  }
+  if (!moved && (!leavers_.empty() || !left_.empty())) CheckLeavers();
+  if (next_check_ != kForever || outstanding()) CheckStalls();
+  if (plan_dropped_.exchange(false, std::memory_order_acq_rel)) ForgetDroppedPlans();
+  if (std::exchange(wake_, false)) loop_.WakeWaiters();
+  return moved;
+}
+
+void Engine::TakeInbox(bool* moved) {
+  std::vector<OperationPtr> arrived;
+  {
+    std::lock_guard lock(mutex_);
+    inbox_filled_.store(false, std::memory_order_relaxed);
+    arrived.swap(inbox_);
+  }
+  *moved = *moved || !arrived.empty();
+  for (OperationPtr& operation : arrived) {
+    if (failure_.ok())
+      groups_.at(operation->request.group).group->negotiator().Submit(std::move(operation));
+    else
+      operation->End(failure_.WithContext(operation->Describe()));
+  }
+}
+
+void Engine::MoveMessages(bool* moved) {
+  Status status = mesh_.Progress(moved);
+  while (status.ok()) {
+    const std::optional<Mesh::Control> control = mesh_.TakeControl();
+    if (!control) break;
+    *moved = true;
+    status = OnControl(*control);
+    if (!status.ok())
+      status = status.WithContext(StrCat("message from ", wiring_.peers[control->peer].name));
+  }
+  flushed_.store(mesh_.Flushed() || !status.ok(), std::memory_order_release);
+  if (!status.ok() && failure_.ok()) Abort(status);
+}
+
+Status Engine::OnControl(const Mesh::Control& control) {
+  if (!failure_.ok()) return {};
+  Reader reader(control.message);
+  const uint32_t id = Negotiator::GroupOf(&reader);
+  const auto live = groups_.find(id);
+  if (live == groups_.end() || !live->second.connected) {
+    early_[id].push_back(control);
+    return {};
+  }
+  return live->second.group->negotiator().OnMessage(control.peer, &reader);
+}
+
+void Engine::RunGroups(bool* moved) {
+  if (failure_.ok())
+    for (auto& [id, live] : groups_) *moved |= live.group->negotiator().Flush();
+  *moved |= scheduler_.Poll();
+  if (connecting_.task != nullptr && connecting_.task->done()) {
+    connecting_.done->store(true, std::memory_order_release);
+    wake_ = true;
+  }
+  if (!failure_.ok()) return;
+  // A group or plan that came to an end has met a failure.
+  for (auto& [id, live] : groups_)
+    if (live.connected && live.run.done()) return Abort(live.run.Take());
+  for (LivePlan& live : plans_)
+    if (live.run.done() && !live.plan->buckets().empty()) return Abort(live.run.Take());
+}
+
+bool Engine::outstanding() const {
+  if (closing_) return true;
+  if (!failure_.ok()) return false;
+  for (const auto& [id, live] : groups_)
+    if (live.group->executing() || live.group->negotiator().has_stalls()) return true;
+  for (const LivePlan& live : plans_)
+    if (live.plan->exchanging()) return true;
+  return !mesh_.Flushed();
+}
+
+// ---- Failure ------------------------------------------------------------------------------------
+
+void Engine::TakePeerEvents() {
+  for (const PeerEvent& event : wiring_.lifelines->TakeEvents()) {
+    const std::string& name = wiring_.peers[event.peer].name;
+    switch (event.kind) {
+      case PeerEvent::Kind::kLost:
+        Abort(Status(StatusCode::kPeerLost,
+                     StrCat(name, " was lost: ", event.status.message())));
+        break;
+      case PeerEvent::Kind::kAborted:
+        Abort(event.status.WithContext(StrCat(name, " ended the job's communication")));
+        break;
+      case PeerEvent::Kind::kLeft:
+        leavers_.insert(event.peer);
+        break;
+    }
+  }
+}
+
+Status Engine::LeftReason(int peer) const {
+  return Status(StatusCode::kPeerLost,
+                StrCat(wiring_.peers[peer].name,
+                       " left the job: its script ended or called shutdown"));
+}
+
+void Engine::CheckLeavers() {
+  for (auto leaver = leavers_.begin(); leaver != leavers_.end();) {
+    const int peer = *leaver;
+    if (!mesh_.Ended(peer)) {
+      ++leaver;
+      continue;
+    }
+    leaver = leavers_.erase(leaver);
+    left_.insert(peer);
+    for (auto& [id, live] : groups_) live.group->negotiator().Leave(peer, LeftReason(peer));
+    wake_ = true;
+  }
+  for (const int peer : left_)
+    if (failure_.ok() && scheduler_.IsAwaited(peer)) Abort(LeftReason(peer));
+}
+
+void Engine::Abort(const Status& reason) {
+  if (!failure_.ok() || closing_) return;
+  FailEverything(reason);
+  // Peers that are stopped may take a while to be told; this rank's own waiters come first.
+  loop_.WakeWaiters();
+  wiring_.lifelines->SendAbort(reason);
+}
+
+void Engine::FailEverything(const Status& reason) {
+  failure_ = reason;
+  scheduler_.Fail(reason);
+  for (auto& [id, live] : groups_) live.group->negotiator().FailAll(reason);
+  for (LivePlan& live : plans_) live.plan->Fail(reason);
+  wake_ = true;
+}
+
+// ---- Waiting for too long -----------------------------------------------------------------------
+
+void Engine::CheckStalls() {
+  double shortest = 0;
+  for (const double limit : {config_.stall_warning_seconds, config_.timeout_seconds})
+    if (limit > 0 && (shortest == 0 || limit < shortest)) shortest = limit;
+  if (shortest == 0 || !failure_.ok()) {
+    next_check_ = kForever;
+    return;
+  }
+  const Deadline now = Clock::now();
+  if (next_check_ != kForever && now < next_check_) return;
+  const bool due = next_check_ != kForever;
+  next_check_ =
+      outstanding() ? now + std::chrono::duration_cast<Clock::duration>(
+                                Seconds(std::clamp(shortest / 10, 0.01, 1.0)))
+                    : kForever;
+  if (!due) return;
+  std::vector<std::string> warnings;
+  Status status;
+  for (auto& [id, live] : groups_) {
+    status = live.group->negotiator().CheckStalls(now, config_, &warnings);
+    if (!status.ok()) break;
+  }
+  for (const std::string& warning : warnings) logger_.Log(LogLevel::kWarning, warning);
+  if (status.ok()) status = CheckStalledWork(now);
+  if (!status.ok()) Abort(status);
+}
+
+// What is agreed on and does not proceed: a peer is stopped, or still computes.
+Status Engine::CheckStalledWork(Deadline now) {
+  std::vector<std::pair<std::string, double>> slow;
+  for (const auto& [id, live] : groups_)
+    if (live.group->executing())
+      slow.emplace_back(live.group->DescribeExecuting(),
+                        Seconds(now - live.group->executing_since()).count());
+  for (const LivePlan& live : plans_)
+    if (live.plan->exchanging())
+      slow.emplace_back(live.plan->DescribeExchange(),
+                        Seconds(now - live.plan->waiting_since()).count());
+  for (const auto& [what, seconds] : slow) {
+    const std::string whom = JoinRanks(scheduler_.AwaitedPeers());
+    if (config_.timeout_seconds > 0 && seconds >= config_.timeout_seconds)
+      return Status(StatusCode::kTimeout,
+                    StrCat(what, " waited ", config_.timeout_seconds, " s for ", whom,
+                           ". Set BAGUA_TIMEOUT_SECONDS to wait longer."));
+    if (config_.stall_warning_seconds > 0 && seconds >= config_.stall_warning_seconds &&
+        warned_.insert(what).second)
+      logger_.Log(LogLevel::kWarning,
+                  StrCat(what, " waits since ", static_cast<int64_t>(seconds), " s for ", whom));
+  }
+  if (slow.empty()) warned_.clear();
+  return {};
+}
+
+// ---- End ----------------------------------------------------------------------------------------
+
+void Engine::Shutdown() {
+  {
+    std::lock_guard lock(mutex_);
+    if (shut_down_.exchange(true)) return;
+  }
+  const bool healthy = loop_.AsDriver([this] {
+    const bool was_healthy = failure_.ok();
+    flushed_.store(false, std::memory_order_relaxed);
+    if (was_healthy) FailEverything(Status(StatusCode::kAborted, "this rank called shutdown"));
+    closing_ = true;
+    return was_healthy;
+  });
+  if (healthy)
+    loop_.WaitUntil([this] { return flushed_.load(std::memory_order_acquire); },
+                    After(kFlushPatience));
+  loop_.Stop();
+  mesh_.CloseWrite();
+  wiring_.lifelines->SendGoodbye();
+  Pass();  // ends what was queued meanwhile
+}
+
+void Engine::CloseInChild() {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    for (const int fd : mesh_.Descriptors(peer)) ::close(fd);
+  }
+  wiring_.lifelines->CloseInChild();
+  loop_.CloseInChild();
+}
+
+}  // namespace bagua

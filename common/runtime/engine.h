@@ -1,0 +1,157 @@
+// One rank of a job. An object without global state: tests run several in one process.
+//
+// Failure: a peer that is lost, a transport that breaks or a peer's abort ends the job's communication;
+// that is sticky, reaches every operation and plan at once, and a new engine has to be made.
+#ifndef BAGUA_COMMON_RUNTIME_ENGINE_H_
+#define BAGUA_COMMON_RUNTIME_ENGINE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "common/base/config.h"
+#include "common/base/logging.h"
+#include "common/base/scheduler.h"
+#include "common/base/status.h"
+#include "common/runtime/counters.h"
+#include "common/runtime/event_loop.h"
+#include "common/runtime/group.h"
+#include "common/runtime/operation.h"
+#include "common/runtime/plan.h"
+#include "common/runtime/topology.h"
+#include "common/transport/wiring.h"
+
+namespace bagua {
+
+// Thread-safety: any thread.
+class Engine final : private Work, private OperationObserver {
+ public:
+  // Meets the other ranks in the group of all, number 0. Blocks until the deadline at most.
+  static Result<std::unique_ptr<Engine>> Start(Wiring wiring, Config config, Deadline deadline,
+                                               Logger::Sink log_sink = {});
+  ~Engine() override;  // Shutdown
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  int rank() const { return wiring_.rank; }
+  int size() const { return wiring_.size(); }
+  const Topology& topology() const { return topology_; }
+  const Config& config() const { return config_; }
+
+  // Makes a group of `ranks`, ascending. All its members must call it, and all ranks must make their
+  // common groups in the same order. Returns the group's number, which is the same on its members when
+  // every rank made equally many groups before. Blocks until the members have met.
+  Result<uint32_t> AddGroup(std::vector<int> ranks, Deadline deadline);
+
+  // Checks and queues an operation; it then ends by itself, also if the job fails. kInvalidArgument, and
+  // nothing queued, for what this rank alone can see to be wrong, a name in flight included.
+  // `caller_drives`: the caller waits at once, so nobody else needs to be woken.
+  Status Enqueue(const OperationPtr& operation, bool caller_drives = false);
+  // Until the operation ended or the deadline. True if it ended.
+  bool Wait(const Operation& operation, Deadline deadline);
+
+  // An operation that ends when all ranks of the group have registered the plan.
+  OperationPtr RegisterPlan(std::shared_ptr<Plan> plan, uint32_t group);
+  Status MakeReady(Plan* plan, size_t tensor);
+  // kInProgress at the deadline.
+  Status FinishStep(Plan* plan, Deadline deadline);
+  void DropPlan(Plan* plan);
+  // Ranks of a group; 0 if there is no such group here.
+  int GroupSize(uint32_t group);
+
+  // Says goodbye and ends; what is in flight fails with kAborted. Idempotent, one thread at a time.
+  void Shutdown();
+  // In a forked child: gives up the connections without a word, takes no lock. The engine must neither
+  // be used nor destroyed afterwards.
+  void CloseInChild();
+
+  const Counters& counters() const { return counters_; }
+  const MeshCounters& mesh_counters() const { return mesh_.counters(); }
+  int64_t wakeups() const { return loop_.wakeups(); }
+
+ private:
+  Engine(Wiring wiring, Config config, Logger::Sink log_sink);
+
+  bool Pass() override;
+  bool outstanding() const override;
+  Deadline NextDeadline() const override { return next_check_; }
+  void OnEnd(const Operation& operation, const Status& status) override;
+
+  Status Connect(Group* group, Deadline deadline);
+  void TakeInbox(bool* moved);
+  void MoveMessages(bool* moved);
+  Status OnControl(const Mesh::Control& control);
+  void RunGroups(bool* moved);
+  void TakePeerEvents();
+  void CheckLeavers();
+  Status LeftReason(int peer) const;
+  void CheckStalls();
+  Status CheckStalledWork(Deadline now);
+  void ForgetDroppedPlans();
+  void Abort(const Status& reason);
+  void FailEverything(const Status& reason);
+  Status Admit(Operation* operation);
+
+  const Config config_;
+  Wiring wiring_;
+  const Topology topology_;
+  Logger logger_;
+  Counters counters_;
+  Scheduler scheduler_;
+  Mesh mesh_;
+  GroupContext context_;
+  EventLoop loop_;
+
+  // Of the driving thread.
+  struct LiveGroup {
+    std::unique_ptr<Group> group;
+    Task<Status> run;
+    bool connected = false;
+  };
+  struct LivePlan {
+    std::shared_ptr<Plan> plan;
+    Task<Status> run;
+  };
+  // A group that is being made.
+  struct Connecting {
+    Task<Status>* task = nullptr;
+    std::atomic<bool>* done = nullptr;
+  };
+  std::map<uint32_t, LiveGroup> groups_;
+  Connecting connecting_;
+  std::map<uint32_t, std::vector<Mesh::Control>> early_;  // for groups that are not made yet
+  std::vector<LivePlan> plans_;
+  std::set<int> leavers_;  // said goodbye, their last messages not seen
+  std::set<int> left_;     // are gone for good
+  Status failure_;
+  bool closing_ = false;
+  bool wake_ = false;  // somebody may wait for what happened in this pass
+  Deadline next_check_ = kForever;
+  std::set<std::string> warned_;
+
+  // What enqueueing threads know of a group.
+  struct GroupEntry {
+    std::vector<int> ranks;
+    std::unordered_set<std::string> names;  // in flight
+    uint64_t unnamed = 0;                   // the last sequence
+  };
+  std::mutex mutex_;
+  std::vector<OperationPtr> inbox_;               // guarded by mutex_
+  std::map<uint32_t, GroupEntry> group_entries_;  // guarded by mutex_
+  uint32_t groups_made_ = 0;                      // guarded by mutex_
+  std::atomic<bool> inbox_filled_{false};
+  std::atomic<bool> plan_dropped_{false};
+  std::atomic<bool> flushed_{false};
+  std::atomic<bool> shut_down_{false};
+};
+
+}  // namespace bagua
+
+#endif  // BAGUA_COMMON_RUNTIME_ENGINE_H_

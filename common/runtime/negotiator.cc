@@ -1,0 +1,238 @@
+#include "common/runtime/negotiator.h"
+
+#include <algorithm>
+
+#include "common/base/check.h"
+
+namespace bagua {
+namespace {
+
+constexpr uint8_t kSubmissions = 1;
+constexpr uint8_t kResponse = 2;
+// The coordinator times operations out; a rank that hears nothing from it does so this much later.
+constexpr Seconds kCoordinatorGrace{5};
+
+}  // namespace
+
+Negotiator::Negotiator(uint32_t group, GroupRanks ranks, const Config& config, Mesh* mesh,
+                       Counters* counters)
+    : group_(group),
+      ranks_(std::move(ranks)),
+      capacity_(config.cache_capacity),
+      mesh_(mesh),
+      counters_(counters) {
+  if (coordinates()) decides_ = std::make_unique<Coordinator>(ranks_.ranks, config);
+}
+
+uint32_t Negotiator::FindKnown(const Operation& operation) const {
+  if (operation.name.empty()) {
+    if (id_of_signature_.empty()) return 0;
+    const auto found = id_of_signature_.find(Signature(operation.request));
+    return found == id_of_signature_.end() ? 0 : found->second;
+  }
+  const auto found = id_of_name_.find(operation.name);
+  if (found == id_of_name_.end()) return 0;
+  return known_.at(found->second).request == operation.request ? found->second : 0;
+}
+
+void Negotiator::Submit(OperationPtr operation) {
+  if (!left_.ok()) {
+    operation->End(left_.WithContext(operation->Describe()));
+    return;
+  }
+  Send(operation, false);
+}
+
+void Negotiator::Send(const OperationPtr& operation, bool in_full) {
+  Submission submission;
+  submission.id = in_full ? 0 : FindKnown(*operation);
+  submission.sequence = operation->sequence;
+  if (submission.id == 0) {
+    submission.name = operation->name;
+    submission.request = operation->request;
+  }
+  Counters::Add(submission.id == 0 ? counters_->negotiated_full : counters_->negotiated_cached);
+  waiting_[{operation->name, operation->sequence}] = {operation, submission.id};
+  if (coordinates()) {
+    const Status fits = decides_->Receive(0, std::move(submission), operation->since);
+    BAGUA_CHECK(fits.ok()) << fits.message();
+    return;
+  }
+  Encode(submission, &batch_);
+  ++batch_count_;
+}
+
+bool Negotiator::Flush() {
+  if (coordinates()) {
+    Response response = decides_->TakeResponse();
+    if (response.empty()) return false;
+    if (ranks_.size() > 1) {
+      Writer message;
+      message.Put(group_);
+      message.Put(kResponse);
+      message.PutRaw(Encode(response));
+      const Bytes bytes = message.Take();
+      for (int r = 1; r < ranks_.size(); ++r) mesh_->PostControl(ranks_.ranks[r], bytes);
+    }
+    Apply(std::move(response));
+    return true;
+  }
+  if (batch_count_ == 0) return false;
+  Writer message;
+  message.Put(group_);
+  message.Put(kSubmissions);
+  message.Put(batch_count_);
+  message.PutRaw(std::exchange(batch_, {}).Take());
+  batch_count_ = 0;
+  mesh_->PostControl(coordinator(), message.Take());
+  return true;
+}
+
+Status Negotiator::OnMessage(int peer, Reader* reader) {
+  const auto type = reader->Get<uint8_t>();
+  if (type == kSubmissions && coordinates()) return ReceiveSubmissions(peer, reader);
+  if (type == kResponse && !coordinates() && peer == coordinator()) {
+    Result<Response> response = DecodeResponse(reader);
+    if (!response.ok()) return response.status();
+    Apply(std::move(response).value());
+    return {};
+  }
+  return Status(StatusCode::kInternal, StrCat("unexpected control message of type ", type));
+}
+
+Status Negotiator::ReceiveSubmissions(int peer, Reader* reader) {
+  const auto place = std::find(ranks_.ranks.begin(), ranks_.ranks.end(), peer);
+  if (place == ranks_.ranks.end())
+    return Status(StatusCode::kInternal, StrCat("rank ", peer, " is not in group ", group_));
+  const Deadline now = Clock::now();
+  const uint32_t count = reader->GetCount(12);
+  for (uint32_t i = 0; i < count; ++i) {
+    Result<Submission> submission = DecodeSubmission(reader);
+    if (!submission.ok()) return submission.status();
+    const int rank = static_cast<int>(place - ranks_.ranks.begin());
+    BAGUA_RETURN_IF_ERROR(decides_->Receive(rank, std::move(submission).value(), now));
+  }
+  return reader->Finish("submissions");
+}
+
+void Negotiator::Apply(Response response) {
+  for (const uint32_t id : response.forgotten) Forget(id);
+  for (Unit& unit : response.units) {
+    AgreedUnit agreed;
+    for (Agreement& agreement : unit.agreements) ApplyAgreement(std::move(agreement), &agreed);
+    if (!agreed.empty()) units_.push_back(std::move(agreed));
+  }
+}
+
+void Negotiator::ApplyAgreement(Agreement agreement, AgreedUnit* unit) {
+  std::shared_ptr<const Sizes> sizes;
+  if (agreement.known) {
+    const auto known = known_.find(agreement.id);
+    BAGUA_CHECK(known != known_.end()) << "id " << agreement.id;
+    agreement.name = known->second.name;
+    sizes = known->second.sizes;
+  } else {
+    sizes = std::make_shared<const Sizes>(std::move(agreement.sizes));
+  }
+  auto node = waiting_.extract({agreement.name, agreement.sequence});
+  // Failed because a rank left before this one submitted it, or while it gave up by itself.
+  if (node.empty()) return;
+  const OperationPtr operation = std::move(node.mapped().operation);
+  if (!agreement.error.ok()) {
+    operation->End(agreement.error);
+    return;
+  }
+  if (!agreement.known && agreement.id != 0) Remember(agreement, *operation, sizes);
+  unit->push_back({operation, std::move(sizes)});
+}
+
+void Negotiator::Remember(const Agreement& agreement, const Operation& operation,
+                          std::shared_ptr<const Sizes> sizes) {
+  Known& known = known_[agreement.id];
+  known = {operation.name, operation.request, std::move(sizes), {}};
+  if (operation.name.empty()) {
+    known.signature = Signature(operation.request);
+    id_of_signature_[known.signature] = agreement.id;
+  } else {
+    id_of_name_[operation.name] = agreement.id;
+  }
+}
+
+void Negotiator::Forget(uint32_t id) {
+  auto node = known_.extract(id);
+  if (!node.empty()) {
+    const Known& known = node.mapped();
+    const auto drop = [id](auto* index, const std::string& key) {
+      const auto found = index->find(key);
+      if (found != index->end() && found->second == id) index->erase(found);
+    };
+    drop(&id_of_name_, known.name);
+    drop(&id_of_signature_, known.signature);
+  }
+  // The coordinator may have dropped a submission that named the id after it forgot it.
+  std::vector<OperationPtr> again;
+  for (const auto& [key, waiting] : waiting_)
+    if (waiting.id == id) again.push_back(waiting.operation);
+  if (coordinates()) return;  // its submissions reach the coordinator at once
+  for (const OperationPtr& operation : again) Send(operation, true);
+}
+
+AgreedUnit Negotiator::TakeUnit() {
+  AgreedUnit unit = std::move(units_.front());
+  units_.pop_front();
+  return unit;
+}
+
+void Negotiator::Leave(int peer, const Status& reason) {
+  const auto place = std::find(ranks_.ranks.begin(), ranks_.ranks.end(), peer);
+  if (place == ranks_.ranks.end()) return;
+  if (coordinates()) {
+    decides_->Leave(static_cast<int>(place - ranks_.ranks.begin()), reason);
+  } else if (peer == coordinator()) {
+    left_ = reason;
+    for (auto& [key, waiting] : std::exchange(waiting_, {}))
+      waiting.operation->End(reason.WithContext(waiting.operation->Describe()));
+  }
+}
+
+void Negotiator::FailAll(const Status& reason) {
+  left_ = reason;
+  for (auto& [key, waiting] : std::exchange(waiting_, {}))
+    waiting.operation->End(reason.WithContext(waiting.operation->Describe()));
+  for (AgreedUnit& unit : std::exchange(units_, {}))
+    for (AgreedOperation& agreed : unit)
+      agreed.operation->End(reason.WithContext(agreed.operation->Describe()));
+}
+
+Status Negotiator::CheckStalls(Deadline now, const Config& config,
+                               std::vector<std::string>* warnings) {
+  const auto before = [now](Seconds delay) {
+    return now - std::chrono::duration_cast<Clock::duration>(delay);
+  };
+  const Seconds warn(config.stall_warning_seconds);
+  const Seconds limit(config.timeout_seconds);
+  if (!coordinates()) {
+    if (limit.count() <= 0) return {};
+    for (const auto& [key, waiting] : waiting_)
+      if (waiting.operation->since <= before(limit + kCoordinatorGrace))
+        return Status(StatusCode::kTimeout,
+                      StrCat(waiting.operation->Describe(), " waited ",
+                             limit.count() + kCoordinatorGrace.count(), " s for rank ",
+                             coordinator(),
+                             ", which decides the order of operations and does not answer"));
+    return {};
+  }
+  if (warn.count() > 0) {
+    for (const Stall& stall : decides_->Stalls(before(warn)))
+      if (stall.since > warned_)
+        warnings->push_back(StrCat(
+            stall.what, " waits since ", static_cast<int64_t>(Seconds(now - stall.since).count()),
+            " s for ", JoinRanks(stall.missing), ", which did not submit it. BAGUA_STALL_WARNING_SECONDS "
+            "sets when this warning comes, BAGUA_TIMEOUT_SECONDS when it is an error."));
+    warned_ = std::max(warned_, before(warn));
+  }
+  if (limit.count() > 0) decides_->TimeOut(before(limit), limit.count());
+  return {};
+}
+
+}  // namespace bagua

@@ -1,0 +1,88 @@
+// What a rank asks for: the part of an operation that ranks compare and that travels.
+#ifndef BAGUA_COMMON_RUNTIME_REQUEST_H_
+#define BAGUA_COMMON_RUNTIME_REQUEST_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/base/types.h"
+#include "common/base/wire.h"
+
+namespace bagua {
+
+// The first six equal bagua_kind_t.
+enum class Kind : uint8_t {
+  kAllreduce = 0,
+  kAllgather = 1,
+  kBroadcast = 2,
+  kReduceScatter = 3,
+  kAlltoall = 4,
+  kBarrier = 5,
+  kRegisterPlan = 6,
+};
+constexpr int kKindCount = 7;
+const char* Name(Kind kind);
+
+constexpr int kMaxDims = 16;
+constexpr int kCpu = -1;
+
+struct Shape {
+  int ndim = 0;
+  std::array<int64_t, kMaxDims> dims{};
+  bool operator==(const Shape& other) const;
+  int64_t count() const;
+  // Elements of one row: count over the dimensions after the first.
+  int64_t row_count() const;
+  // Rows: the first dimension; 1 for a scalar.
+  int64_t rows() const { return ndim == 0 ? 1 : dims[0]; }
+  Shape WithRows(int64_t rows) const;
+};
+
+struct TensorMeta {
+  DType dtype = DType::kFloat32;
+  int device = kCpu;
+  Shape shape;
+  bool operator==(const TensorMeta&) const = default;
+  size_t bytes() const { return static_cast<size_t>(shape.count()) * SizeOf(dtype); }
+};
+
+// "float32[2, 3]".
+std::string Describe(const TensorMeta& tensor);
+
+struct Request {
+  Kind kind = Kind::kAllreduce;
+  uint32_t group = 0;
+  ReduceOp op = ReduceOp::kSum;
+  int root = 0;  // global rank
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::vector<TensorMeta> tensors;
+  std::vector<int64_t> splits;       // alltoall: rows for each rank
+  std::vector<std::string> details;  // kRegisterPlan: "key=value" lines that must be equal
+  bool operator==(const Request&) const = default;
+};
+
+void Encode(const Request& request, Writer* writer);
+// kInternal if the bytes make no valid request.
+Result<Request> DecodeRequest(Reader* reader);
+// The encoded bytes, for comparison with an earlier request.
+std::string Signature(const Request& request);
+
+// "allreduce 'layer3.bias'" or "allreduce (unnamed, number 7)".
+std::string DescribeOperation(Kind kind, const std::string& name, uint64_t sequence);
+
+// Rows that each rank gives (allgather: per tensor and rank; alltoall: from and to), row-major; empty
+// for the other kinds.
+using Sizes = std::vector<int64_t>;
+
+// Whether the requests of all ranks of a group fit together. `ranks` are the global ranks, for the
+// text. kMismatch naming operation, both ranks and both values otherwise.
+Result<Sizes> Reconcile(const std::string& what, const std::vector<Request>& requests,
+                        const std::vector<int>& ranks);
+
+}  // namespace bagua
+
+#endif  // BAGUA_COMMON_RUNTIME_REQUEST_H_

@@ -1,0 +1,60 @@
+"""What importing does, and what it says when something is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_package_alone_imports_no_framework(tmp_path: Path) -> None:
+    code = "import sys, bagua_ext, bagua_ext.basics; print('torch' in sys.modules)"
+    assert python(code, tmp_path).stdout.strip() == "False"
+
+
+def test_a_folder_named_torch_is_not_taken_for_pytorch(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    code = """
+import importlib.util, importlib.machinery
+found = importlib.util.find_spec
+def without_torch(name, package=None):
+    if name == "torch":
+        return importlib.machinery.ModuleSpec("torch", None, is_package=True)
+    return found(name, package)
+importlib.util.find_spec = without_torch
+import bagua_ext.torch
+"""
+    result = python(code, tmp_path)
+    assert result.returncode == 1
+    assert "ImportError" in result.stderr and "pip install torch" in result.stderr
+
+
+def test_fixed_folders_hold_no_package() -> None:
+    for folder in ("torch", "tensorflow", "tests/torch", "tests/tensorflow"):
+        assert not (ROOT / folder / "__init__.py").exists()
+
+
+def test_everything_exported_exists(tmp_path: Path) -> None:
+    code = "import bagua_ext.torch as m; print([n for n in m.__all__ if not hasattr(m, n)])"
+    result = python(code, tmp_path)
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_use_before_init_says_what_to_do(tmp_path: Path) -> None:
+    code = """
+import torch, bagua_ext.torch as hvd
+for call in (hvd.rank, hvd.size, lambda: hvd.allreduce(torch.ones(1)), hvd.barrier):
+    try:
+        call()
+    except hvd.NotInitializedError as error:
+        print("init" in str(error), isinstance(error, ValueError))
+"""
+    assert python(code, tmp_path).stdout.split() == ["True"] * 8

@@ -1,0 +1,32 @@
+"""Operations and DistributedOptimizer on 1 to 4 ranks. The checks are in ``checks/``."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+RunRanks = Callable[..., subprocess.CompletedProcess[str]]
+
+RANKS = (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_operations_give_the_values_of_their_definition(run_ranks: RunRanks, ranks: int) -> None:
+    run_ranks("operations.py", ranks)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_training_equals_one_process_on_the_joined_batch(run_ranks: RunRanks, ranks: int) -> None:
+    run_ranks("optimizer.py", ranks)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_wrapper_is_an_optimizer_for_all_its_life(run_ranks: RunRanks, ranks: int) -> None:
+    run_ranks("lifecycle.py", ranks)
+
+
+@pytest.mark.parametrize("ranks", (2, 3))
+def test_ranks_that_disagree_are_told_how_and_go_on(run_ranks: RunRanks, ranks: int) -> None:
+    run_ranks("mismatches.py", ranks)
