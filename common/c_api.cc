@@ -69,7 +69,9 @@ struct Process {
 constexpr uint64_t kTicketsPerSession = uint64_t{1} << 40;
 
 std::atomic<Process*> g_process{new Process};
-std::atomic<Engine*> g_forked_engine{nullptr};  // whose connections a child gives up
+// What a forked child gives up.
+std::atomic<Engine*> g_forked_engine{nullptr};
+std::atomic<StoreServer*> g_forked_store{nullptr};
 thread_local std::string t_last_error;
 
 Process& process() { return *g_process.load(std::memory_order_acquire); }
@@ -130,6 +132,7 @@ int AskEngine(Ask ask) {
 // end alone.
 void ForgetEngineInChild() {
   if (Engine* const engine = g_forked_engine.exchange(nullptr)) engine->CloseInChild();
+  if (StoreServer* const store = g_forked_store.exchange(nullptr)) store->CloseInChild();
   // The old one's locks may be held by threads that do not exist here; it is left behind.
   g_process.store(new Process, std::memory_order_release);
 }
@@ -310,6 +313,8 @@ int bagua_store_start(const char* host, int32_t* port, int32_t size, const uint8
   return Guarded([&]() -> Status {
     auto server = bagua::StoreServer::Start(host, *port, size, bagua::ToBytes(secret, secret_bytes));
     if (!server.ok()) return server.status();
+    bagua::WatchForks();
+    bagua::g_forked_store.store(server.value().get());
     *port = server.value()->port();
     *store = new bagua_store{std::move(server).value()};
     return {};
@@ -323,7 +328,13 @@ int bagua_store_report_lost(bagua_store_t* store, int32_t rank, const char* why)
   });
 }
 
-void bagua_store_stop(bagua_store_t* store) { delete store; }
+void bagua_store_stop(bagua_store_t* store) {
+  if (store != nullptr) {
+    bagua::StoreServer* own = store->server.get();
+    bagua::g_forked_store.compare_exchange_strong(own, nullptr);
+  }
+  delete store;
+}
 
 // ---- Operations ---------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         except ValueError as error:
             parser.error(str(error))
     options = _options(args)
+    os.environ["OMP_NUM_THREADS"] = "1"  # before anything loads torch; what is started inherits it
     try:
         report = _measure(options)
     except (RuntimeError, ValueError) as error:
@@ -64,6 +65,8 @@ def _add_arguments(parser: argparse.ArgumentParser, case: str) -> None:
     add("--rounds", type=_positive, metavar="N", help="turns of each candidate")
     add("--json", type=Path, metavar="FILE", help="write all samples there")
     add("--plot", type=Path, metavar="FILE.png", help="draw them (needs matplotlib)")
+    if case != "startup":
+        add("--bind", action="store_true", help="keep each rank on a core of its own, in turn")
     if case not in ("idle", "startup"):
         add("--warmup", type=int, default=3, metavar="N", help="turns before those (3)")
     if case != "idle":

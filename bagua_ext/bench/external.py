@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,13 +76,17 @@ class External:
             return [*root, "--oversubscribe", "-n"]
         return ["-np"]
 
-    def measure(self, ranks: int, size: int, rounds: int, warmup: int, repeats: int) -> list[float]:
+    def measure(
+        self, ranks: int, size: int, rounds: int, warmup: int, repeats: int, cores: Sequence[int]
+    ) -> list[float]:
         """Seconds of ``rounds * repeats`` operations on ``size`` bytes, on the slowest rank.
+
+        Rank r is bound to the r-th of ``cores``, counted round; to none if there are none.
 
         Raises:
             RuntimeError: if the job fails, a wrong result included, or takes too long.
         """
-        arguments = [str(number) for number in (size, rounds, warmup, repeats)]
+        arguments = [str(number) for number in (size, rounds, warmup, repeats, *cores)]
         command = self.command(ranks, arguments)
         try:
             done = subprocess.run(
@@ -118,8 +123,8 @@ def run_on_rank_zero(
     bagua.barrier()
     if job.rank == 0:
         try:
-            warmup = job.options.warmup
-            outcome = external.measure(job.size, size, rounds, warmup, repeats), ""
+            warmup, cores = job.options.warmup, job.cores if job.options.bind else ()
+            outcome = external.measure(job.size, size, rounds, warmup, repeats, cores), ""
         except RuntimeError as error:
             outcome = [], str(error)
     samples: list[float]

@@ -1,12 +1,13 @@
 """Run as text by ``external.py`` on another interpreter: sums float32 and prints its samples.
 
-Arguments: mpi|horovod, bytes, rounds, warm-up rounds, operations a round. It imports nothing of
-bagua_ext.
+Arguments: mpi|horovod, bytes, rounds, warm-up rounds, operations a round, then cores to bind the
+ranks to in turn, if any. It imports nothing of bagua_ext.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -58,8 +59,10 @@ class Horovod:
 
 
 def main() -> None:
-    library, (size, rounds, warmup, repeats) = sys.argv[1], map(int, sys.argv[2:])
+    library, (size, rounds, warmup, repeats, *cores) = sys.argv[1], map(int, sys.argv[2:])
     way: Mpi | Horovod = {"mpi": Mpi, "horovod": Horovod}[library](size // 4)
+    for thread in os.listdir("/proc/self/task") if cores else ():
+        os.sched_setaffinity(int(thread), {cores[way.rank % len(cores)]})
     base = (np.arange(size // 4) % 8191 + 1).astype(np.float32)
     total = base * np.float32(way.size * (way.size + 1) / 2 * float(way.size) ** (repeats - 1))
     seconds = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Sequence
 
 import torch
@@ -14,13 +15,15 @@ from bagua_ext.bench.measure import Candidate, alternate
 from bagua_ext.bench.options import Options
 from bagua_ext.bench.report import Report
 from bagua_ext.bench.shared import SpinBarrier
+from bagua_ext.launch import detect
 
 
 class Job:
     """This rank's part of a bench; every method is called by all ranks together."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, cores: Sequence[int]) -> None:
         self.options = options
+        self.cores = cores  # those that the launcher gave to this rank
         self.rank: int = bagua.rank()
         self.size: int = bagua.size()
         self.meet = SpinBarrier()
@@ -48,10 +51,13 @@ class Job:
 def work(options: Options) -> Report:
     """Runs a case in this process, one rank of the job."""
     torch.set_num_threads(1)
+    cores = sorted(os.sched_getaffinity(0))
+    if options.bind:  # before init, so that the engine's threads inherit it
+        os.sched_setaffinity(0, {cores[detect(os.environ).rank % len(cores)]})
     bagua.init()
     case = importlib.import_module(f"bagua_ext.bench.cases.{options.case}")
     with gloo.process_group() if "gloo" in options.compare else contextlib.nullcontext():
-        report: Report = case.measure(Job(options))
+        report: Report = case.measure(Job(options, cores))
         bagua.barrier()  # nobody leaves before the slowest is done
     bagua.shutdown()
     return report

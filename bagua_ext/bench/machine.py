@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -9,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import bagua_ext
 from bagua_ext.bench.options import Options
 
 _PACKAGES = ("torch", "mpi4py", "horovod", "numpy", "matplotlib")
@@ -24,8 +26,15 @@ def describe(options: Options, size: int) -> dict[str, str]:
         "versions": _versions(),
         "configuration": _configuration(),
         "command": f"bagua-bench {' '.join(sys.argv[1:])}",
-        "measured": f"{size} ranks, one thread each, {options.warmup} rounds of warm-up",
+        "measured": _measured(options, size),
     }
+
+
+def _measured(options: Options, size: int) -> str:
+    ranks = f"{size} ranks, one thread each" + (", bound to cores" if options.bind else "")
+    if options.case in ("idle", "startup"):
+        return ranks
+    return f"{ranks}, the candidates in turns, {options.warmup} rounds of warm-up"
 
 
 def _machine() -> str:
@@ -44,9 +53,12 @@ def _processor() -> str:
 
 
 def _build() -> str:
+    """The core's version, and a digest that tells two builds of one version apart."""
     from bagua_ext._core import ffi, lib
 
-    return f"bagua_ext core {ffi.string(lib.bagua_version()).decode()}"
+    library = Path(bagua_ext.__file__).parent / "libbagua_core.so"
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()[:12]
+    return f"bagua_ext core {ffi.string(lib.bagua_version()).decode()}, sha256 {digest}"
 
 
 def _versions() -> str:

@@ -17,6 +17,7 @@ class Options:
     compare: tuple[str, ...] = ()
     rounds: int | None = None
     warmup: int = 3
+    bind: bool = False  # rank r runs on core r, counted round
     sizes: tuple[int, ...] = ()  # bytes
     tensors: int = 500
     numel: int = 1000

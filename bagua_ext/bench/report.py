@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,8 @@ class Row:
 
     @property
     def p90(self) -> float:
-        return sorted(self.samples)[int(0.9 * (len(self.samples) - 1))]
+        """The smallest sample that nine tenths of all do not exceed."""
+        return sorted(self.samples)[math.ceil(0.9 * len(self.samples)) - 1]
 
     def algorithm_bandwidth(self) -> float | None:
         """Message bytes per second at the median."""

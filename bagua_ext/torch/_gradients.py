@@ -101,9 +101,9 @@ class Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: Any, op: int, pre: float, post: float) -> Tensor:
         """Returns the reduction."""
-        dense = tensor.contiguous()
-        output = torch.empty_like(dense)
-        _submit.run(lib.BAGUA_ALLREDUCE, dense, output, name, op, 0, pre, post)
+        values = _submit.dense(tensor)
+        output = torch.empty_like(values, requires_grad=False)
+        _submit.run(lib.BAGUA_ALLREDUCE, values, output, name, op, 0, pre, post)
         ctx.arguments = (name, op, pre, post)
         ctx.save_for_backward(*((tensor, output) if op in (Min, Max) else ()))
         return output
@@ -275,6 +275,10 @@ def _compiled_group(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     return results, None, None, None, None
 
 
+def _like(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
 def _unknown_rows(tensor: Tensor) -> Tensor:
     rows = torch.library.get_ctx().new_dynamic_size()
     return tensor.new_empty((rows, *tensor.shape[1:]))
@@ -289,9 +293,9 @@ def _own_rows(tensor: Tensor) -> Tensor:
 def register_for_compile() -> None:
     """Tells torch.compile the shapes and gradients of torch.ops.bagua_ext."""
     fakes = {
-        "allreduce": lambda t, name, op, pre, post: torch.empty_like(t).contiguous(),
-        "grouped_allreduce": lambda ts, name, op, pre, post: [torch.empty_like(t) for t in ts],
-        "broadcast": lambda t, name, root: torch.empty_like(t).contiguous(),
+        "allreduce": lambda t, name, op, pre, post: _like(t),
+        "grouped_allreduce": lambda ts, name, op, pre, post: [_like(t) for t in ts],
+        "broadcast": lambda t, name, root: _like(t),
         "allgather": lambda t, name: _unknown_rows(t),
         "reducescatter": lambda t, name, op, pre, post: _own_rows(t),
         "alltoall": lambda t, splits, name: (

@@ -206,13 +206,34 @@ def _reject(tensor: Any) -> None:
         raise ValueError(f"tensor has dtype {tensor.dtype}; use one of {known}")
 
 
+def require_strided(tensor: torch.Tensor) -> None:
+    """Raises TypeError or ValueError if ``tensor`` is no tensor or has no flat memory."""
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        _reject(tensor)
+
+
 def check_tensors(tensors: Sequence[torch.Tensor]) -> None:
     """Raises TypeError or ValueError if one of ``tensors`` cannot be communicated."""
     for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_cpu or tensor.dtype not in DTYPES:
+        require_strided(tensor)
+        if not tensor.is_cpu or tensor.dtype not in DTYPES:
             _reject(tensor)
-        if tensor.layout is not torch.strided:
-            _reject(tensor)
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns ``tensor`` itself if it is contiguous, otherwise a contiguous copy of its values.
+
+    Raises:
+        TypeError, ValueError: as ``require_strided``.
+    """
+    require_strided(tensor)
+    return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+
+
+def wants_gradient(tensor: torch.Tensor) -> bool:
+    """True if autograd has to know of an operation on ``tensor``; raises as ``require_strided``."""
+    require_strided(tensor)
+    return tensor.requires_grad and torch.is_grad_enabled()
 
 
 def _fill(

@@ -12,16 +12,12 @@ import torch
 from bagua_ext.process_sets import GlobalProcessSet, global_process_set, require_global
 from bagua_ext.torch import _gradients, _submit
 from bagua_ext.torch._reduce_op import Average, ReduceOp, chosen_op
-from bagua_ext.torch._submit import AlltoallHandle, Handle, TakenHandle
+from bagua_ext.torch._submit import AlltoallHandle, Handle, TakenHandle, wants_gradient
 from bagua_ext.torch.compression import Compression, Compressor
 
 Tensor = torch.Tensor
 
 _is_compiling = torch.compiler.is_compiling
-
-
-def _wants_gradient(tensor: Tensor) -> bool:
-    return tensor.requires_grad and torch.is_grad_enabled()
 
 
 # ---- allgather ----------------------------------------------------------------------------------
@@ -39,8 +35,8 @@ def grouped_allgather_async(
 ) -> Handle:
     """Starts gathering each of ``tensors`` from all ranks as one operation under one name."""
     require_global(process_set)
+    _submit.check_tensors(tensors)
     dense = [tensor.detach() for tensor in tensors]
-    _submit.check_tensors(dense)
     number = _submit.started(torch.ops.bagua_ext.start_allgather(dense, name or ""))
     return TakenHandle(number, dense, None)
 
@@ -67,7 +63,7 @@ def allgather(
     require_global(process_set)
     if _is_compiling():
         return torch.ops.bagua_ext.allgather(tensor, name or "")
-    if _wants_gradient(tensor):
+    if wants_gradient(tensor):
         return _gradients.Allgather.apply(tensor, name)
     return allgather_async(tensor, name).wait()
 
@@ -79,7 +75,7 @@ def grouped_allgather(
 ) -> list[Tensor]:
     """Returns the allgather of each of ``tensors``, carried out as one operation."""
     require_global(process_set)
-    if any(_wants_gradient(tensor) for tensor in tensors):
+    if any(wants_gradient(tensor) for tensor in tensors):
         return [allgather(t, f"{name}.{i}" if name else None) for i, t in enumerate(tensors)]
     return grouped_allgather_async(tensors, name).wait()
 
@@ -98,8 +94,8 @@ def grouped_reducescatter_async(
     """Starts the reducescatter of each of ``tensors`` as one operation under one name."""
     require_global(process_set)
     op = chosen_op(None, op)
+    _submit.check_tensors(tensors)
     dense = [tensor.detach() for tensor in tensors]
-    _submit.check_tensors(dense)
     number = torch.ops.bagua_ext.start_reducescatter(
         dense, name or "", op, prescale_factor, postscale_factor
     )
@@ -139,7 +135,7 @@ def reducescatter(
     scales = (prescale_factor, postscale_factor)
     if _is_compiling():
         output = torch.ops.bagua_ext.reducescatter(small, name or "", op, *scales)
-    elif _wants_gradient(small):
+    elif wants_gradient(small):
         output = _gradients.Reducescatter.apply(small, name, op, *scales)
     else:
         output = reducescatter_async(small, name, op, process_set, *scales).wait()
@@ -157,7 +153,7 @@ def grouped_reducescatter(
 ) -> list[Tensor]:
     """Returns the reducescatter of each of ``tensors``, carried out as one operation."""
     scales = (prescale_factor, postscale_factor)
-    if any(_wants_gradient(tensor) for tensor in tensors):
+    if any(wants_gradient(tensor) for tensor in tensors):
         names = [f"{name}.{i}" if name else None for i in range(len(tensors))]
         return [
             reducescatter(tensor, own, compression, op, process_set, *scales)
@@ -186,8 +182,8 @@ def alltoall_async(
 ) -> Handle:
     """Starts sending rows of ``tensor`` to every rank; the result is as ``alltoall``'s."""
     require_global(process_set)
+    _submit.check_tensors([tensor])
     dense = tensor.detach()
-    _submit.check_tensors([dense])
     number = torch.ops.bagua_ext.start_alltoall(dense, _rows(splits), name or "")
     handle = AlltoallHandle(_submit.started(number), dense, None)
     if splits is None:
@@ -214,7 +210,7 @@ def alltoall(
     require_global(process_set)
     if _is_compiling():
         output, received = torch.ops.bagua_ext.alltoall(tensor, _rows(splits), name or "")
-    elif _wants_gradient(tensor):
+    elif wants_gradient(tensor):
         output, received = _gradients.Alltoall.apply(tensor, _rows(splits), name)
     else:
         return alltoall_async(tensor, splits, name).wait()

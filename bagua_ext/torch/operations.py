@@ -21,17 +21,13 @@ from bagua_ext._core import lib
 from bagua_ext.process_sets import GlobalProcessSet, global_process_set, require_global
 from bagua_ext.torch import _gradients, _submit
 from bagua_ext.torch._reduce_op import ReduceOp, chosen_op
-from bagua_ext.torch._submit import GroupHandle, Handle
+from bagua_ext.torch._submit import GroupHandle, Handle, dense, wants_gradient
 from bagua_ext.torch.compression import Compression, Compressor
 
 Tensor = torch.Tensor
 
 _ALLREDUCE, _BROADCAST = lib.BAGUA_ALLREDUCE, lib.BAGUA_BROADCAST
 _is_compiling = torch.compiler.is_compiling
-
-
-def _wants_gradient(tensor: Tensor) -> bool:
-    return tensor.requires_grad and torch.is_grad_enabled()
 
 
 def synchronize(handle: Handle) -> Any:
@@ -57,42 +53,39 @@ def barrier(process_set: GlobalProcessSet = global_process_set) -> None:
 # ---- allreduce ----------------------------------------------------------------------------------
 
 
-def _settle_copy(tensor: Tensor, dense: Tensor) -> Any:
+def _settle_copy(tensor: Tensor, values: Tensor) -> Any:
     def settle() -> Tensor:
         with torch.no_grad():
-            return tensor.copy_(dense)
+            return tensor.copy_(values)
 
     return settle
 
 
 def _start_in_place(kind: int, tensor: Tensor, *arguments: Any) -> Handle:
-    if tensor.is_contiguous():
-        return Handle(_submit.start(kind, tensor, None, *arguments), tensor, None)
-    dense = tensor.detach().contiguous()
-    number = _submit.start(kind, dense, None, *arguments)
-    return Handle(number, (tensor, dense), _settle_copy(tensor, dense))
+    values = dense(tensor)
+    number = _submit.start(kind, values, None, *arguments)
+    if values is tensor:
+        return Handle(number, tensor, None)
+    return Handle(number, (tensor, values), _settle_copy(tensor, values))
 
 
 def _run_in_place(kind: int, tensor: Tensor, *arguments: Any) -> Tensor:
-    if tensor.is_contiguous():
-        _submit.run(kind, tensor, None, *arguments)
-        return tensor
-    dense = tensor.detach().contiguous()
-    _submit.run(kind, dense, None, *arguments)
-    return _settle_copy(tensor, dense)()
+    values = dense(tensor)
+    _submit.run(kind, values, None, *arguments)
+    return tensor if values is tensor else _settle_copy(tensor, values)()
 
 
 def _start_new(kind: int, tensor: Tensor, *arguments: Any) -> Handle:
-    dense = tensor.detach().contiguous()
-    output = torch.empty_like(dense)
-    number = _submit.start(kind, dense, output, *arguments)
-    return Handle(number, (dense, output), lambda: output)
+    values = dense(tensor)
+    output = torch.empty_like(values, requires_grad=False)
+    number = _submit.start(kind, values, output, *arguments)
+    return Handle(number, (values, output), lambda: output)
 
 
 def _run_new(kind: int, tensor: Tensor, *arguments: Any) -> Tensor:
-    dense = tensor.detach().contiguous()
-    output = torch.empty_like(dense)
-    _submit.run(kind, dense, output, *arguments)
+    values = dense(tensor)
+    output = torch.empty_like(values, requires_grad=False)
+    _submit.run(kind, values, output, *arguments)
     return output
 
 
@@ -109,11 +102,6 @@ def allreduce_async_(
     if process_set is not global_process_set:
         require_global(process_set)
     op = chosen_op(average, op)
-    if tensor.is_contiguous():
-        number = _submit.start(
-            _ALLREDUCE, tensor, None, name, op, 0, prescale_factor, postscale_factor
-        )
-        return Handle(number, tensor, None)
     return _start_in_place(_ALLREDUCE, tensor, name, op, 0, prescale_factor, postscale_factor)
 
 
@@ -177,15 +165,11 @@ def allreduce(
     scales = (prescale_factor, postscale_factor)
     if _is_compiling():
         output = torch.ops.bagua_ext.allreduce(small, name or "", op, *scales)
-    elif _wants_gradient(small):
+    elif wants_gradient(small):
         output = _gradients.Allreduce.apply(small, name, op, *scales)
     else:
         output = _run_new(_ALLREDUCE, small, name, op, 0, *scales)
     return compression.decompress(output, context)
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
 
 
 def grouped_allreduce_async_(
@@ -201,17 +185,17 @@ def grouped_allreduce_async_(
     require_global(process_set)
     op = chosen_op(average, op)
     tensors = list(tensors)
-    dense = [_dense(tensor) for tensor in tensors]
+    values = [dense(tensor) for tensor in tensors]
 
     def settle() -> list[Tensor]:
         with torch.no_grad():
-            for tensor, values in zip(tensors, dense, strict=True):
-                if tensor is not values:
-                    tensor.copy_(values)
+            for tensor, reduced in zip(tensors, values, strict=True):
+                if tensor is not reduced:
+                    tensor.copy_(reduced)
         return tensors
 
-    number = _submit.start_group(dense, dense, name, op, prescale_factor, postscale_factor)
-    return GroupHandle(number, dense, settle)
+    number = _submit.start_group(values, values, name, op, prescale_factor, postscale_factor)
+    return GroupHandle(number, values, settle)
 
 
 def grouped_allreduce_async(
@@ -226,10 +210,10 @@ def grouped_allreduce_async(
     """Starts reducing ``tensors`` into new tensors as one operation under one name."""
     require_global(process_set)
     op = chosen_op(average, op)
-    dense = [_dense(tensor) for tensor in tensors]
-    outputs = [torch.empty_like(tensor, requires_grad=False) for tensor in dense]
-    number = _submit.start_group(dense, outputs, name, op, prescale_factor, postscale_factor)
-    return GroupHandle(number, dense, lambda: outputs)
+    values = [dense(tensor) for tensor in tensors]
+    outputs = [torch.empty_like(tensor, requires_grad=False) for tensor in values]
+    number = _submit.start_group(values, outputs, name, op, prescale_factor, postscale_factor)
+    return GroupHandle(number, values, lambda: outputs)
 
 
 def grouped_allreduce_(
@@ -264,7 +248,7 @@ def grouped_allreduce(
     scales = (prescale_factor, postscale_factor)
     if _is_compiling():
         outputs = torch.ops.bagua_ext.grouped_allreduce(small, name or "", chosen, *scales)
-    elif any(_wants_gradient(tensor) for tensor in small):
+    elif any(wants_gradient(tensor) for tensor in small):
         outputs = _gradients.GroupedAllreduce.apply(name, chosen, *scales, *small)
     else:
         outputs = grouped_allreduce_async(small, None, name, chosen, *scales).wait()
@@ -323,6 +307,6 @@ def broadcast(
     require_global(process_set)
     if _is_compiling():
         return torch.ops.bagua_ext.broadcast(tensor, name or "", root_rank)
-    if _wants_gradient(tensor):
+    if wants_gradient(tensor):
         return _gradients.Broadcast.apply(tensor, name, root_rank)
     return _run_new(_BROADCAST, tensor, name, 0, root_rank)

@@ -10,7 +10,8 @@
 
 namespace bagua {
 
-// result = post * (reduce(pre * x_r)) / divisor. Average is kSum with divisor n.
+// result = post * (reduce(pre * x_r)) / divisor. Average is kSum with divisor n. Floating types are
+// scaled in the type in which they are reduced, each step rounded.
 // For integers pre and post other than 1 are applied in double and truncated towards zero, and the
 // division truncates; a scaled value out of the type's range becomes the nearest limit, NaN becomes
 // 0. float16 and bfloat16 are reduced in float and rounded once. kBool is not scaled.

@@ -49,7 +49,7 @@ Status Coordinator::Receive(int rank, Submission submission, Deadline now) {
     const auto known = known_.find(submission.id);
     // Forgotten meanwhile: the rank submits in full once it learns of it.
     if (known == known_.end()) return {};
-    if (submission.sequence == 0) key.first = known->second.name;
+    if (submission.sequence == 0) key.name = known->second.name;
     ++known->second.pending;
   }
   Pending& pending = pending_[key];
@@ -59,7 +59,7 @@ Status Coordinator::Receive(int rank, Submission submission, Deadline now) {
     pending.since = now;
   }
   if (pending.submitted[rank])
-    return Status(StatusCode::kInternal, StrCat("rank ", ranks_[rank], " submitted '", key.first,
+    return Status(StatusCode::kInternal, StrCat("rank ", ranks_[rank], " submitted '", key.name,
                                                 "' twice at once"));
   pending.submissions[rank] = std::move(submission);
   pending.submitted[rank] = true;
@@ -86,8 +86,8 @@ void Coordinator::Complete(const Key& key, Pending pending) {
 
 Agreement Coordinator::Agree(const Key& key, Pending& pending, Request* first) {
   Agreement agreement;
-  agreement.name = key.first;
-  agreement.sequence = key.second;
+  agreement.name = key.name;
+  agreement.sequence = key.sequence;
   const uint32_t id = pending.submissions[0].id;
   const bool same = std::all_of(pending.submissions.begin(), pending.submissions.end(),
                                 [id](const Submission& s) { return s.id == id; });
@@ -105,7 +105,7 @@ Agreement Coordinator::Agree(const Key& key, Pending& pending, Request* first) {
     requests.push_back(submission.id != 0 ? known_.at(submission.id).requests[r]
                                           : std::move(submission.request));
   }
-  const std::string what = DescribeOperation(requests[0].kind, key.first, key.second);
+  const std::string what = DescribeOperation(requests[0].kind, key.name, key.sequence);
   Result<Sizes> sizes = Reconcile(what, requests, ranks_);
   if (!sizes.ok()) {
     agreement.error = sizes.status();
@@ -121,8 +121,8 @@ Agreement Coordinator::Agree(const Key& key, Pending& pending, Request* first) {
 uint32_t Coordinator::Remember(const Key& key, std::vector<Request> requests,
                                const Sizes& sizes) {
   if (capacity_ == 0) return 0;
-  if (!key.first.empty())
-    if (const auto old = id_of_name_.find(key.first); old != id_of_name_.end()) {
+  if (!key.name.empty())
+    if (const auto old = id_of_name_.find(key.name); old != id_of_name_.end()) {
       // Its name stands for something else from here on. One that is awaited by id stays.
       if (known_.at(old->second).pending > 1) return 0;
       Forget(old->second);
@@ -136,8 +136,8 @@ uint32_t Coordinator::Remember(const Key& key, std::vector<Request> requests,
   }
   const uint32_t id = next_id_++;
   uses_.push_back(id);
-  known_[id] = Known{key.first, std::move(requests), sizes, std::prev(uses_.end()), 0};
-  if (!key.first.empty()) id_of_name_[key.first] = id;
+  known_[id] = Known{key.name, std::move(requests), sizes, std::prev(uses_.end()), 0};
+  if (!key.name.empty()) id_of_name_[key.name] = id;
   return id;
 }
 
@@ -166,8 +166,8 @@ void Coordinator::AddToUnits(Agreement agreement, const Request& request) {
 
 void Coordinator::Fail(const Key& key, const Pending& pending, const Status& error) {
   Agreement agreement;
-  agreement.name = key.first;
-  agreement.sequence = key.second;
+  agreement.name = key.name;
+  agreement.sequence = key.sequence;
   agreement.error = error.WithContext(DescribePending(key, pending));
   for (const Submission& submission : pending.submissions)
     if (const auto known = known_.find(submission.id); known != known_.end())
@@ -186,9 +186,9 @@ std::string Coordinator::DescribePending(const Key& key, const Pending& pending)
     const Submission& submission = pending.submissions[r];
     const Request& request =
         submission.id != 0 ? known_.at(submission.id).requests[r] : submission.request;
-    return DescribeOperation(request.kind, key.first, key.second);
+    return DescribeOperation(request.kind, key.name, key.sequence);
   }
-  return key.first;
+  return key.name;
 }
 
 std::vector<int> Coordinator::Missing(const Pending& pending) const {

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <list>
-#include <map>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -90,7 +89,7 @@ class Coordinator {
     std::list<uint32_t>::iterator use;
     int pending = 0;
   };
-  using Key = std::pair<std::string, uint64_t>;  // name or sequence
+  using Key = OperationKey;
   struct Pending {
     std::vector<Submission> submissions;  // by rank
     std::vector<bool> submitted;
@@ -110,7 +109,7 @@ class Coordinator {
   const std::vector<int> ranks_;
   const size_t capacity_;
   const size_t fusion_bytes_;
-  std::map<Key, Pending> pending_;
+  std::unordered_map<Key, Pending, OperationKeyHash> pending_;
   std::unordered_map<uint32_t, Known> known_;
   std::unordered_map<std::string, uint32_t> id_of_name_;
   std::list<uint32_t> uses_;  // least recently used first

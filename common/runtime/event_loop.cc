@@ -1,11 +1,12 @@
 #include "common/runtime/event_loop.h"
 
-#include <pthread.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <utility>
+
+#include "common/base/thread.h"
 
 namespace bagua {
 namespace {
@@ -42,8 +43,7 @@ Status EventLoop::Watch(int fd) {
 
 Status EventLoop::Start() {
   if (!epoll_.valid()) return ErrnoStatus("making an epoll descriptor", errno);
-  thread_ = std::thread([this] { Run(); });
-  ::pthread_setname_np(thread_.native_handle(), "bagua-loop");
+  thread_ = StartThread("bagua-loop", [this] { Run(); });
   return {};
 }
 

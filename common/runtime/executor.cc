@@ -1,7 +1,6 @@
 #include "common/runtime/executor.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -20,13 +19,20 @@ Reduction HowTo(const Request& request, DType dtype, int size) {
   return how;
 }
 
+// Of a tensor that was admitted.
+const Device& DeviceOf(const TensorMeta& meta) {
+  Result<const Device*> device = FindDevice(meta.device);
+  BAGUA_CHECK(device.ok()) << device.status().message();
+  return *device.value();
+}
+
 // Memory for the results of one operation. Where the user gives none, the collective still runs, since
 // the other ranks count on it, and the operation fails afterwards.
 class ResultMemory {
  public:
   explicit ResultMemory(Operation* operation) : operation_(operation) {}
 
-  std::span<std::byte> Make(int32_t index, const TensorMeta& meta) {
+  Result<std::span<std::byte>> Make(int32_t index, const TensorMeta& meta) {
     OperationResult result;
     result.shape = meta.shape;
     const size_t bytes = meta.bytes();
@@ -39,11 +45,13 @@ class ResultMemory {
                                  bagua::Describe(meta)));
     }
     if (result.data == nullptr) {
-      result.owned = std::make_unique_for_overwrite<std::byte[]>(std::max<size_t>(bytes, 1));
+      Result<DeviceMemory> memory = DeviceOf(meta).Allocate(bytes);
+      if (!memory.ok()) return memory.status();
+      result.owned = std::move(memory).value();
       result.data = result.owned.get();
     }
     operation_->results.push_back(std::move(result));
-    return {operation_->results.back().data, bytes};
+    return std::span<std::byte>(operation_->results.back().data, bytes);
   }
   const Status& failure() const { return failure_; }
 
@@ -140,7 +148,9 @@ Task<Status> Executor::Allgather(const AgreedOperation& agreed, Tag tag) {
     }
     TensorMeta whole = tensor;
     whole.shape = tensor.shape.WithRows(rows);
-    const std::span<std::byte> out = memory.Make(static_cast<int32_t>(i), whole);
+    Result<std::span<std::byte>> made = memory.Make(static_cast<int32_t>(i), whole);
+    BAGUA_CO_RETURN_IF_ERROR(made.status());
+    const std::span<std::byte> out = made.value();
     Counters::Add(counters_->gathered_bytes, static_cast<int64_t>(out.size()));
     tag.bucket = static_cast<uint32_t>(i);
     BAGUA_CO_RETURN_IF_ERROR(
@@ -158,8 +168,8 @@ Task<Status> Executor::Broadcast(const AgreedOperation& agreed, Tag tag) {
   for (size_t i = 0; i < operation.request.tensors.size(); ++i) {
     const size_t bytes = operation.request.tensors[i].bytes();
     std::byte* const out = operation.outputs[i];
-    if (rank() == root && bytes > 0 && out != operation.inputs[i])
-      std::memcpy(out, operation.inputs[i], bytes);
+    if (rank() == root && out != operation.inputs[i])
+      DeviceOf(operation.request.tensors[i]).Copy(out, operation.inputs[i], bytes);
     Counters::Add(counters_->gathered_bytes, static_cast<int64_t>(bytes));
     tag.bucket = static_cast<uint32_t>(i);
     if (bytes > 0)
@@ -179,7 +189,9 @@ Task<Status> Executor::ReduceScatter(const AgreedOperation& agreed, Tag tag) {
     TensorMeta part = tensor;
     part.shape = tensor.shape.WithRows(static_cast<int64_t>(counts[rank()]));
     for (size_t& count : counts) count *= static_cast<size_t>(tensor.shape.row_count());
-    const std::span<std::byte> out = memory.Make(static_cast<int32_t>(i), part);
+    Result<std::span<std::byte>> made = memory.Make(static_cast<int32_t>(i), part);
+    BAGUA_CO_RETURN_IF_ERROR(made.status());
+    const std::span<std::byte> out = made.value();
     Counters::Add(counters_->reduced_bytes, static_cast<int64_t>(tensor.bytes()));
     tag.bucket = static_cast<uint32_t>(i);
     BAGUA_CO_RETURN_IF_ERROR(
@@ -207,7 +219,9 @@ Task<Status> Executor::Alltoall(const AgreedOperation& agreed, Tag tag) {
   TensorMeta received = tensor;
   received.shape = tensor.shape.WithRows(std::accumulate(
       operation.received_splits.begin(), operation.received_splits.end(), int64_t{0}));
-  const std::span<std::byte> out = memory.Make(0, received);
+  Result<std::span<std::byte>> made = memory.Make(0, received);
+  BAGUA_CO_RETURN_IF_ERROR(made.status());
+  const std::span<std::byte> out = made.value();
   Counters::Add(counters_->gathered_bytes, static_cast<int64_t>(out.size()));
   BAGUA_CO_RETURN_IF_ERROR(co_await backend_->Alltoall(tag, {operation.inputs[0], tensor.bytes()},
                                                        send_bytes, out, recv_bytes,

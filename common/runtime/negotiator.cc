@@ -72,7 +72,8 @@ bool Negotiator::Flush() {
       message.Put(kResponse);
       message.PutRaw(Encode(response));
       const Bytes bytes = message.Take();
-      for (int r = 1; r < ranks_.size(); ++r) mesh_->PostControl(ranks_.ranks[r], bytes);
+      for (int r = 1; r < ranks_.size(); ++r)
+        if (!gone_.contains(ranks_.ranks[r])) mesh_->PostControl(ranks_.ranks[r], bytes);
     }
     Apply(std::move(response));
     return true;
@@ -186,6 +187,7 @@ AgreedUnit Negotiator::TakeUnit() {
 void Negotiator::Leave(int peer, const Status& reason) {
   const auto place = std::find(ranks_.ranks.begin(), ranks_.ranks.end(), peer);
   if (place == ranks_.ranks.end()) return;
+  gone_.insert(peer);
   if (coordinates()) {
     decides_->Leave(static_cast<int>(place - ranks_.ranks.begin()), reason);
   } else if (peer == coordinator()) {

@@ -11,9 +11,9 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -75,7 +75,6 @@ class Negotiator {
     std::shared_ptr<const Sizes> sizes;
     std::string signature;  // unnamed ones: the key in id_of_signature_
   };
-  using Key = std::pair<std::string, uint64_t>;
   struct Waiting {
     OperationPtr operation;
     uint32_t id = 0;  // by which it was submitted
@@ -99,9 +98,10 @@ class Negotiator {
   Counters* const counters_;
   std::unique_ptr<Coordinator> decides_;  // on the coordinator rank
   Status left_;                           // why nothing can be agreed on any more
+  std::set<int> gone_;                    // members that left; nothing is sent to them
   Deadline warned_ = Deadline::min();     // submissions before it were warned of
 
-  std::map<Key, Waiting> waiting_;
+  std::unordered_map<OperationKey, Waiting, OperationKeyHash> waiting_;
   std::deque<AgreedUnit> units_;
   std::unordered_map<uint32_t, Known> known_;
   std::unordered_map<std::string, uint32_t> id_of_name_;

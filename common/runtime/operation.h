@@ -12,6 +12,7 @@
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/status.h"
+#include "common/device/device.h"
 #include "common/runtime/request.h"
 
 namespace bagua {
@@ -22,7 +23,7 @@ class Plan;
 struct OperationResult {
   Shape shape;
   std::byte* data = nullptr;
-  std::unique_ptr<std::byte[]> owned;
+  DeviceMemory owned;
 };
 
 class Operation;

@@ -6,6 +6,7 @@ namespace bagua {
 namespace {
 
 constexpr uint32_t kMostTensors = 1u << 22;
+constexpr int64_t kMostElements = int64_t{1} << 60;
 
 // The first field in which two requests differ, as seen by a user.
 struct Difference {
@@ -175,9 +176,12 @@ Result<Request> DecodeRequest(Reader* reader) {
     if (!reader->ok() || static_cast<int>(tensor.dtype) >= kDTypeCount ||
         tensor.shape.ndim > kMaxDims)
       return malformed();
+    int64_t count = 1;
     for (int i = 0; i < tensor.shape.ndim; ++i) {
-      tensor.shape.dims[i] = reader->Get<int64_t>();
-      if (tensor.shape.dims[i] < 0) return malformed();
+      const auto dim = reader->Get<int64_t>();
+      tensor.shape.dims[i] = dim;
+      if (dim < 0 || __builtin_mul_overflow(count, dim, &count) || count > kMostElements)
+        return malformed();
     }
   }
   request.splits = reader->GetList<int64_t>();

@@ -3,13 +3,16 @@
 #define BAGUA_COMMON_RUNTIME_REQUEST_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "common/base/status.h"
 #include "common/base/types.h"
 #include "common/base/wire.h"
+#include "common/device/device.h"
 
 namespace bagua {
 
@@ -27,7 +30,6 @@ constexpr int kKindCount = 7;
 const char* Name(Kind kind);
 
 constexpr int kMaxDims = 16;
-constexpr int kCpu = -1;
 
 struct Shape {
   int ndim = 0;
@@ -73,6 +75,18 @@ std::string Signature(const Request& request);
 
 // "allreduce 'layer3.bias'" or "allreduce (unnamed, number 7)".
 std::string DescribeOperation(Kind kind, const std::string& name, uint64_t sequence);
+
+// What tells apart a group's operations in flight: the name, or the number of an unnamed one.
+struct OperationKey {
+  std::string name;
+  uint64_t sequence = 0;
+  bool operator==(const OperationKey&) const = default;
+};
+struct OperationKeyHash {
+  size_t operator()(const OperationKey& key) const {
+    return std::hash<std::string>()(key.name) ^ (key.sequence * 0x9e3779b97f4a7c15u);
+  }
+};
 
 // Rows that each rank gives (allgather: per tensor and rank; alltoall: from and to), row-major; empty
 // for the other kinds.

@@ -21,9 +21,8 @@ Status CheckTensors(const Operation& operation) {
     return Invalid(operation, StrCat("takes one tensor, got ", request.tensors.size()));
   const bool by_rows = request.kind == Kind::kReduceScatter || request.kind == Kind::kAlltoall;
   for (const TensorMeta& tensor : request.tensors) {
-    if (tensor.device != kCpu)
-      return Invalid(operation, StrCat("the tensor is on GPU ", tensor.device,
-                                       ", which this build cannot reach. Move it to the CPU first."));
+    const Result<const Device*> device = FindDevice(tensor.device);
+    if (!device.ok()) return device.status().WithContext(operation.Describe());
     if (by_rows && tensor.shape.ndim == 0)
       return Invalid(operation, "needs at least one dimension, got a scalar");
   }

@@ -39,8 +39,8 @@ struct BootstrapOptions {
 
 // Connections to one peer; invalid for this rank itself.
 struct PeerLink {
-  bool local =
-      false;  // same host (and not tcp_everywhere): unix sockets, descriptors can be passed
+  // Same host (and not tcp_everywhere): a unix socket, descriptors can be passed.
+  bool local = false;
   // Carries goodbye, abort and, when local, descriptors. Its end tells that the peer is gone.
   UniqueFd lifeline;
   UniqueFd control;  // !local: TCP stream of control messages, TCP_NODELAY
@@ -48,15 +48,18 @@ struct PeerLink {
 };
 
 struct Membership {
-  std::vector<Member> members;  // by rank
+  // By rank. The pid of a local peer is its number in this process's pid namespace, 0 if it has
+  // none.
+  std::vector<Member> members;
   std::vector<PeerLink> links;  // by rank
 };
 
 // Fails with kTimeout naming the ranks that did not come, kPeerLost naming a rank that was lost
 // meanwhile (its store connection ended, or the launcher reported it), kAborted when interrupted,
 // kInvalidArgument for a wrong secret, another protocol version, another size, or a rank given
-// twice (both named). Returns on all ranks only after every rank is connected to every other. All
-// sockets are non-blocking, close-on-exec, and passed an HMAC handshake.
+// twice (both named). A rank's failure fails the round for all. A rank that is alone (size 1) asks
+// no store. Returns on all ranks only after every rank is connected to every other. All sockets are
+// non-blocking, close-on-exec, and passed an HMAC handshake.
 Result<Membership> Bootstrap(BootstrapOptions options);
 
 // boot id, host name and network namespace; what host_id is when nobody sets it.

@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "common/base/thread.h"
+
 namespace bagua {
 namespace {
 
@@ -80,7 +82,7 @@ Status Lifelines::Start() {
     if (peers_[peer]->pidfd.valid())
       WatchDescriptor(epoll_.get(), peers_[peer]->pidfd.get(), peer | kPidfdFlag);
   }
-  thread_ = std::thread([this] { Watch(); });
+  thread_ = StartThread("bagua-lifeline", [this] { Watch(); });
   return {};
 }
 
@@ -161,7 +163,10 @@ void Lifelines::OnMessage(int peer) {
     watched.left = true;
     Push({PeerEvent::Kind::kLeft, peer, {}});
   } else if (watched.header.type == kAbort) {
-    const auto code = static_cast<StatusCode>(watched.header.id);
+    const bool known = watched.header.id >= static_cast<uint64_t>(StatusCode::kMismatch) &&
+                       watched.header.id <= static_cast<uint64_t>(StatusCode::kInternal);
+    const auto code =
+        known ? static_cast<StatusCode>(watched.header.id) : StatusCode::kInternal;
     std::string text(reinterpret_cast<const char*>(watched.payload.data()),
                      watched.payload.size());
     Push({PeerEvent::Kind::kAborted, peer, Status(code, std::move(text))});

@@ -1,6 +1,7 @@
 #include "common/transport/mesh.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -21,9 +22,21 @@ struct Header {
   uint32_t channel;
   uint32_t bucket;
   uint32_t crc;  // of the payload, where bytes leave the host
-  uint32_t magic;
+  uint32_t check;  // of all before
 };
 static_assert(sizeof(Header) == 32);
+
+// A damaged length must not be waited for.
+uint32_t CheckOf(const Header& header) {
+  return kMagic ^ Crc32c(std::as_bytes(std::span(&header, 1)).first(offsetof(Header, check)));
+}
+
+Header MakeHeader(const Tag& tag, std::span<const std::byte> payload, bool leaves_host) {
+  Header header{payload.size(), tag.step, tag.channel, tag.bucket, 0, 0};
+  if (leaves_host) header.crc = Crc32c(payload);
+  header.check = CheckOf(header);
+  return header;
+}
 
 Tag TagOf(const Header& header) { return {header.channel, header.bucket, header.step}; }
 
@@ -124,8 +137,7 @@ void Mesh::Count(const Stream& stream, size_t bytes) {
 Task<Status> Mesh::Send(int peer, Tag tag, std::span<const std::byte> src) {
   Stream& stream = peers_[peer]->data;
   SendOperation operation;
-  operation.header = {src.size(), tag.step, tag.channel, tag.bucket, 0, kMagic};
-  if (stream.pipe->leaves_host()) operation.header.crc = Crc32c(src);
+  operation.header = MakeHeader(tag, src, stream.pipe->leaves_host());
   operation.payload = src;
   operation.stream = &stream;
   stream.outgoing.push_back(&operation);
@@ -171,8 +183,7 @@ void Mesh::PostControl(int peer, Bytes message) {
   auto* operation = new SendOperation;
   operation->owned = std::move(message);
   operation->payload = operation->owned;
-  operation->header = {operation->owned.size(), 0, 0, 0, 0, kMagic};
-  if (stream.pipe->leaves_host()) operation->header.crc = Crc32c(operation->payload);
+  operation->header = MakeHeader({}, operation->payload, stream.pipe->leaves_host());
   operation->stream = &stream;
   stream.outgoing.push_back(operation);
   Count(stream, operation->payload.size());
@@ -263,7 +274,7 @@ Status Mesh::ReadAvailable(int peer, Stream* stream, bool* moved) {
 
 Status Mesh::BeginMessage(int peer, Stream* stream) {
   const Header& header = stream->header;
-  if (header.magic != kMagic || (stream->is_control && header.bytes > kMaxControlBytes))
+  if (header.check != CheckOf(header) || (stream->is_control && header.bytes > kMaxControlBytes))
     return Status(StatusCode::kInternal, StrCat("rank ", peer, " sent a malformed message"));
   stream->payload_bytes = 0;
   stream->keep.clear();

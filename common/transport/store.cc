@@ -1,7 +1,5 @@
 #include "common/transport/store.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -18,6 +16,7 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "common/base/thread.h"
 #include "common/transport/handshake.h"
 #include "common/transport/socket.h"
 #include "common/transport/store_channel.h"
@@ -84,7 +83,6 @@ class Store final : public StoreServer {
   void Converse(Callers::iterator caller);
   Status OnMessage(Caller* caller, const StoreMessage& message);
   Status OnReport(Caller* caller, const StoreMessage& message);
-  Status WhatForbids(const Caller& caller) const;
   void OnGivenUp(Caller* caller, const Status& why);
   void OpenRound();
   void CompleteRound();
@@ -93,11 +91,14 @@ class Store final : public StoreServer {
   void Say(Caller* caller, StoreWord word, const Bytes& payload = {});
   static void End(Caller* caller);
   void Lose(Callers::iterator caller, const std::string& how);
+  void Close(Callers::iterator caller);
   void TakeLosses();
   void Expire();
   void Farewell();
   Status TimedOut(const Caller& impatient) const;
   int Count(Stage stage) const;
+  // Every rank has the table.
+  bool IsOpen() const { return Count(Stage::kWaiting) + Count(Stage::kConnected) == size_; }
 
   const int size_;
   const Bytes secret_;
@@ -125,13 +126,7 @@ Status Store::Run() {
   if (!epoll_.valid() || !wake_.valid()) return ErrnoStatus("starting the rendezvous store", errno);
   Watch(EPOLL_CTL_ADD, wake_.get(), EPOLLIN, kWakeWord);
   WatchListener(true);
-  // Signals are for the threads of the program, which may wait for them in a system call.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { Serve(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = StartThread("bagua-store", [this] { Serve(); });
   return {};
 }
 
@@ -234,18 +229,15 @@ bool Store::DropOldestStranger() {
   const auto oldest = std::ranges::find_if(
       callers_, [](const auto& entry) { return entry.second.stage == Stage::kStranger; });
   if (oldest == callers_.end()) return false;
-  callers_.erase(oldest);
+  Close(oldest);
   return true;
 }
 
 void Store::OnCaller(uint64_t id) {
   const auto caller = callers_.find(id);
   if (caller == callers_.end()) return;
-  if (caller->second.stage == Stage::kStranger) {
-    Greet(caller);
-  } else {
-    Converse(caller);
-  }
+  if (caller->second.stage == Stage::kStranger) return Greet(caller);
+  Converse(caller);
 }
 
 void Store::Greet(Callers::iterator caller) {
@@ -257,8 +249,7 @@ void Store::Greet(Callers::iterator caller) {
     if (c.handshake->met())
       rejected_ = StrCat(" (a connection from ", c.address, " as rank ", c.handshake->peer_rank(),
                          " did not pass the handshake)");
-    callers_.erase(caller);
-    return;
+    return Close(caller);
   }
   if (done) {
     c.report.member.rank = c.handshake->peer_rank();
@@ -289,7 +280,7 @@ Status Store::OnMessage(Caller* caller, const StoreMessage& message) {
     OnGivenUp(caller, DecodeFailure(message.payload));
     return {};
   }
-  if (message.word == StoreWord::kConnected && caller->stage == Stage::kWaiting) {
+  if (message.word == StoreWord::kConnected && caller->stage == Stage::kWaiting && IsOpen()) {
     caller->stage = Stage::kConnected;
     if (Count(Stage::kConnected) == size_) CompleteRound();
     return {};
@@ -311,40 +302,16 @@ Status Store::OnReport(Caller* caller, const StoreMessage& message) {
     failure_ = {};
     told_.clear();
   }
+  std::vector<const Report*> members;
+  for (const auto& [id, other] : callers_)
+    if (other.in_round()) members.push_back(&other.report);
+  const Status wrong = lost_.ok() ? CheckReport(caller->report, members, size_) : lost_;
   caller->stage = Stage::kWaiting;
-  const Status wrong = lost_.ok() ? WhatForbids(*caller) : lost_;
   caller->until = After(Seconds(caller->report.patience_seconds));
   if (!wrong.ok()) {
     FailRound(wrong);
   } else if (Count(Stage::kWaiting) == size_) {
     OpenRound();
-  }
-  return {};
-}
-
-// Why the round cannot be with this caller in it.
-Status Store::WhatForbids(const Caller& caller) const {
-  const Report& report = caller.report;
-  const std::string who = Describe(report.member);
-  const auto wrong = [](std::string text) {
-    return Status(StatusCode::kInvalidArgument, std::move(text));
-  };
-  if (report.size != size_)
-    return wrong(StrCat(who, " was started with size ", report.size,
-                        ", the rendezvous store serves ", size_,
-                        " ranks. Start every rank of the job with the same size"));
-  if (caller.rank() < 0 || caller.rank() >= size_)
-    return wrong(StrCat(who, " is none of the ranks 0 to ", size_ - 1));
-  for (const auto& [id, other] : callers_) {
-    if (!other.in_round() || id == caller.id) continue;
-    const std::string other_one = Describe(other.report.member);
-    if (other.rank() == caller.rank())
-      return wrong(StrCat("rank ", caller.rank(), " was given twice: ", other_one, " and ", who,
-                          ". Give every process a rank of its own"));
-    if (other.report.tcp_everywhere != report.tcp_everywhere)
-      return wrong(StrCat(who, " was started with BAGUA_TRANSPORT=",
-                          report.tcp_everywhere ? "tcp, " : "auto, ", other_one, " with ",
-                          report.tcp_everywhere ? "auto" : "tcp", ". Set it alike on all ranks"));
   }
   return {};
 }
@@ -413,11 +380,20 @@ void Store::End(Caller* caller) {
 void Store::Lose(Callers::iterator caller, const std::string& how) {
   const bool matters = caller->second.stage == Stage::kProved || caller->second.in_round();
   const Member member = caller->second.report.member;
-  callers_.erase(caller);
+  Close(caller);
   if (!matters) return;
   FailRound(Status(StatusCode::kPeerLost,
                    StrCat("lost ", Describe(member), " before all ranks were connected: ", how)),
             member.rank);
+}
+
+// A child that this process forks may hold the socket: closing alone would neither tell the caller
+// nor end its events.
+void Store::Close(Callers::iterator caller) {
+  const int fd = caller->second.channel.fd();
+  Watch(EPOLL_CTL_DEL, fd, 0, caller->first);
+  ::shutdown(fd, SHUT_RDWR);
+  callers_.erase(caller);
 }
 
 void Store::TakeLosses() {
@@ -446,13 +422,13 @@ void Store::Expire() {
     } else if (caller->second.stage == Stage::kProved) {
       Lose(caller, "it did not report");
     } else {
-      callers_.erase(caller);
+      Close(caller);
     }
   }
 }
 
 Status Store::TimedOut(const Caller& impatient) const {
-  const bool open = Count(Stage::kWaiting) + Count(Stage::kConnected) == size_;
+  const bool open = IsOpen();
   std::set<int> there;
   for (const auto& [id, caller] : callers_)
     if (caller.stage == Stage::kConnected || (!open && caller.stage == Stage::kWaiting))

@@ -2,8 +2,9 @@
 // when one of them is lost before every rank is connected. Serves one round after the other, so a
 // job may shut down and init again.
 //
-// A round that failed is told to every rank once, also to those that come later; it is over when a
-// rank comes that was told already.
+// A round fails for all ranks when the time of the first one is up, when one is lost or gives up,
+// or when reports contradict each other. The failure is told to every rank once, also to those that
+// come later; it is over when a rank comes that was told already.
 #ifndef BAGUA_COMMON_TRANSPORT_STORE_H_
 #define BAGUA_COMMON_TRANSPORT_STORE_H_
 

@@ -99,6 +99,30 @@ Status DecodeFailure(std::span<const std::byte> bytes) {
   return Status(static_cast<StatusCode>(code), std::move(text));
 }
 
+Status CheckReport(const Report& comer, const std::vector<const Report*>& members, int size) {
+  const std::string who = Describe(comer.member);
+  const int rank = comer.member.rank;
+  const auto wrong = [](std::string text) {
+    return Status(StatusCode::kInvalidArgument, std::move(text));
+  };
+  if (comer.size != size)
+    return wrong(StrCat(who, " was started with size ", comer.size,
+                        ", the rendezvous store serves ", size,
+                        " ranks. Start every rank of the job with the same size"));
+  if (rank < 0 || rank >= size) return wrong(StrCat(who, " is none of the ranks 0 to ", size - 1));
+  for (const Report* member : members) {
+    if (member->member.rank == rank)
+      return wrong(StrCat("rank ", rank, " was given twice: ", Describe(member->member), " and ",
+                          who, ". Give every process a rank of its own"));
+    if (member->tcp_everywhere != comer.tcp_everywhere)
+      return wrong(StrCat(
+          who, " was started with BAGUA_TRANSPORT=", comer.tcp_everywhere ? "tcp, " : "auto, ",
+          Describe(member->member), " with ", comer.tcp_everywhere ? "auto" : "tcp",
+          ". Set it alike on all ranks"));
+  }
+  return {};
+}
+
 std::string Describe(const Member& member) {
   if (member.host_id.empty() && member.pid == 0) return StrCat("rank ", member.rank);
   // The part of a host id that people know.

@@ -58,6 +58,10 @@ Result<RoundTable> DecodeTable(std::span<const std::byte> bytes);
 // The failure told; kInternal when it is none.
 Status DecodeFailure(std::span<const std::byte> bytes);
 
+// kInvalidArgument, naming both values, if a round of `size` ranks with `members` cannot have
+// `comer` too: another size or transport, no such rank, or a rank given twice.
+Status CheckReport(const Report& comer, const std::vector<const Report*>& members, int size);
+
 // For messages: "rank 3 (pid 10 on host node1)", of a member that has not reported "rank 3".
 std::string Describe(const Member& member);
 // "rank 3"; "ranks 3, 7"; after 16 names "and 5 more".

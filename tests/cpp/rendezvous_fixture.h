@@ -94,7 +94,8 @@ class Job {
 // Runs Bootstrap for each of `options` on a thread of its own.
 class Ranks {
  public:
-  explicit Ranks(std::vector<BootstrapOptions> options) : outcomes_(options.size()) {
+  explicit Ranks(std::vector<BootstrapOptions> options)
+      : outcomes_(options.size()), ended_(options.size()) {
     for (size_t i = 0; i < options.size(); ++i)
       threads_.emplace_back([this, i, option = std::move(options[i])]() mutable {
         outcomes_[i].emplace(Bootstrap(std::move(option)));
@@ -112,7 +113,7 @@ class Ranks {
   // How long after `time` the last rank returned.
   double SecondsSince(Deadline time) {
     Join();
-    const Deadline last = *std::max_element(ended_.begin(), ended_.begin() + outcomes_.size());
+    const Deadline last = *std::max_element(ended_.begin(), ended_.end());
     return Seconds(last - time).count();
   }
 
@@ -122,7 +123,7 @@ class Ranks {
       if (thread.joinable()) thread.join();
   }
   std::vector<std::optional<Outcome>> outcomes_;
-  std::array<Deadline, 16> ended_{};
+  std::vector<Deadline> ended_;
   std::vector<std::thread> threads_;
 };
 

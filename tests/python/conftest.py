@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-CHECKS = Path(__file__).resolve().parent / "checks"
+HERE = Path(__file__).resolve().parent
+CHECKS = HERE / "checks"
 DEADLINE_SECONDS = 120.0
+START_SECONDS = 120.0
 
-RunRanks = Callable[..., subprocess.CompletedProcess[str]]
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended: each rank's exit code, None if it had to be ended; what all printed."""
+
+    codes: list[int | None]
+    output: str
+
+
+RunRanks = Callable[..., Outcome]
+LaunchRanks = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def job_environment(**variables: str) -> dict[str, str]:
@@ -23,14 +38,79 @@ def job_environment(**variables: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", **variables}
 
 
-@pytest.fixture
-def run_ranks(tmp_path: Path) -> RunRanks:
-    """Runs ``checks/SCRIPT`` on N ranks; ``run(script, ranks, *arguments, ok=True, **variables)``.
+class RankServer:
+    """The process that ``rank_server.py`` describes."""
 
-    With ``ok`` the job must succeed within the deadline; its output is the message if it does not.
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "rank_server.py")],
+            env=job_environment(),
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, script: str, ranks: int, *arguments: str, **variables: str) -> Outcome:
+        """Runs ``checks/SCRIPT`` on ``ranks`` forks with ``variables`` in their environment."""
+        job = {
+            "script": str(CHECKS / script),
+            "arguments": arguments,
+            "ranks": ranks,
+            "environment": variables,
+            "seconds": DEADLINE_SECONDS,
+        }
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        limit = START_SECONDS + DEADLINE_SECONDS
+        if not select.select([self._process.stdout], [], [], limit)[0]:
+            pytest.fail(f"no answer within {limit} s", pytrace=False)
+        answer = self._process.stdout.readline()
+        if not answer:
+            pytest.fail(f"the rank server ended: {self._process.wait()}", pytrace=False)
+        return Outcome(**json.loads(answer))
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+@pytest.fixture(scope="session")
+def rank_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
+    """One for the session: what it imports is imported once."""
+    server = RankServer(tmp_path_factory.mktemp("ranks"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def run_ranks(rank_server: RankServer) -> RunRanks:
+    """Runs ``checks/SCRIPT`` on N forked ranks; ``run(script, ranks, *arguments, ok=True, **env)``.
+
+    With ``ok`` every rank must exit with 0; the output is the message if one does not.
     """
 
     def run(
+        script: str, ranks: int, *arguments: str, ok: bool = True, **variables: str
+    ) -> Outcome:
+        outcome = rank_server.run(script, ranks, *arguments, **variables)
+        if ok and any(code != 0 for code in outcome.codes):
+            pytest.fail(f"exit codes {outcome.codes}\n{outcome.output[-8000:]}", pytrace=False)
+        return outcome
+
+    return run
+
+
+@pytest.fixture
+def launch_ranks(tmp_path: Path) -> LaunchRanks:
+    """Runs ``checks/SCRIPT`` on N ranks that bagua-run starts; arguments as of ``run_ranks``."""
+
+    def launch(
         script: str, ranks: int, *arguments: str, ok: bool = True, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "bagua_ext.runner", "-np", str(ranks)]
@@ -49,4 +129,4 @@ def run_ranks(tmp_path: Path) -> RunRanks:
             pytest.fail(f"exit code {job.returncode}\n{job.stdout[-8000:]}", pytrace=False)
         return job
 
-    return run
+    return launch

@@ -21,7 +21,7 @@ PROBE = ROOT / "cmake" / "probe_torch.py"
 LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "build", "dist", "shared", "__pycache__", "*.so", "*.egg-info"
 )
-BUILD_SECONDS = 300.0
+BUILD_SECONDS = 600.0
 
 
 def output_of(*command: str | Path, **variables: str) -> str:

@@ -131,15 +131,24 @@ def _measure_batch(batch: int, alone: dict[str, float], job: Job) -> list[Row]:
     for name in trainers.keys() - {LOCAL}:
         check_weights(name, trainers[name].weights(), joined.weights(), start)
 
+    early = _early_share(trainers[OURS].optimizer)
     rows = [Row(f"batch {batch}", name, seconds) for name, seconds in samples.items()]
-    return [_with_overlap(row, rows[0].median, alone) for row in rows]
+    return [_with_overlap(row, rows[0].median, alone, early) for row in rows]
 
 
-def _with_overlap(row: Row, local: float, alone: dict[str, float]) -> Row:
+def _early_share(optimizer: torch.optim.Optimizer) -> float:
+    """Part of the bytes that were exchanged before backward ended, as the core counts it."""
+    early, total = optimizer.overlap()
+    return early / total if total else 0.0
+
+
+def _with_overlap(row: Row, local: float, alone: dict[str, float], early: float) -> Row:
     if row.candidate not in alone:
         return row
     hidden = 1 - (row.median - local) / alone[row.candidate]
     text = f"exchange alone {alone[row.candidate] * 1e3:.1f} ms, hidden {100 * hidden:.0f} %"
+    if row.candidate == OURS:
+        text += f", {100 * early:.0f} % of bytes before backward ended"
     return Row(row.group, row.candidate, row.samples, note=text)
 
 

@@ -1,8 +1,9 @@
 """One rank fails in a named place; the others say what they got. Arguments: PLACE [HOW].
 
-The doomed rank is the last. It ends in the middle of PLACE, by exit or by SIGKILL. Every other rank
-prints "RESULT <class>: <text> after <seconds>" and ends well, so that the job's code is the doomed
-one's alone.
+The doomed rank is the last. It ends in the middle of PLACE by SIGKILL, by exit, by an exception or
+by leaving the job. Every other rank prints "RESULT <class>: <text> after <seconds>", counted from
+the moment that the doomed rank wrote into the file BAGUA_TEST_MOMENT just before its end, checks
+that the error is lasting, and ends well.
 """
 
 from __future__ import annotations
@@ -13,37 +14,52 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
 
 import bagua_ext.torch as hvd
 
-BIG = 8 << 20  # elements, so that a collective takes some milliseconds
+BIG = 6 << 20  # elements, so that a collective takes some milliseconds
 ROUNDS = 10_000
+MOMENT = Path(os.environ["BAGUA_TEST_MOMENT"])
+
+
+def note_the_moment() -> None:
+    draft = MOMENT.with_suffix(f".{os.getpid()}")
+    draft.write_text(repr(time.monotonic()))
+    draft.replace(MOMENT)
+
+
+def wait_for_the_moment() -> None:
+    while not MOMENT.exists():
+        time.sleep(0.01)
 
 
 def end(how: str) -> None:
+    note_the_moment()
     if how == "exit":
         os._exit(5)
+    if how == "exception":
+        raise KeyError("a bug of the user's")
+    if how == "leave":
+        hvd.shutdown()
+        sys.exit(0)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end_soon(how: str) -> None:
     """Ends this process from another thread while the main one is inside a collective."""
-    timer = threading.Timer(0.3, end, [how])
+    timer = threading.Timer(0.2, end, [how])
     timer.daemon = True
     timer.start()
 
 
-def rounds(call: Callable[[], object]) -> None:
-    for _ in range(ROUNDS):
-        call()
-
-
 def collective(name: str) -> Callable[[], object]:
-    x = torch.ones(BIG // 4, 4)
+    x = torch.ones(BIG // 6, 6)
     share = x[: len(x) // hvd.size()]
+    divisible = x[: len(share) * hvd.size()]
     calls: dict[str, Callable[[], object]] = {
         "allreduce": lambda: hvd.allreduce_(x, name="big"),
         "small": lambda: hvd.allreduce_(x[:10], name="small"),
@@ -51,23 +67,64 @@ def collective(name: str) -> Callable[[], object]:
         "allgather": lambda: hvd.allgather(share, name="gathered"),
         "broadcast": lambda: hvd.broadcast_(x, 0, name="sent"),
         "reducescatter": lambda: hvd.reducescatter(x, name="scattered"),
-        "alltoall": lambda: hvd.alltoall(x, name="exchanged"),
+        "alltoall": lambda: hvd.alltoall(divisible, name="exchanged"),
         "barrier": hvd.barrier,
+        "async": lambda: all_at_once(x),
     }
     return calls[name]
 
 
-def train_until_killed(doomed: bool, how: str) -> None:
+def all_at_once(x: torch.Tensor) -> None:
+    """Several operations in flight: every handle must fail, none may hang."""
+    handles = [hvd.allreduce_async_(x[1000 * i : 1000 * i + 1000], name=f"t{i}") for i in range(8)]
+    handles.append(hvd.allgather_async(x[:10], name="g"))
+    errors = []
+    for handle in handles:
+        try:
+            hvd.synchronize(handle)
+        except hvd.PeerLostError as error:
+            errors.append(error)
+    if errors:
+        assert hvd.poll(handles[0])
+        raise errors[-1]
+
+
+def train(doomed: bool, how: str, place: str) -> None:
     model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), bucket_bytes=1 << 20
     )
+    last = 0 if place == "register" else 3
     for step in range(ROUNDS):
-        if doomed and step == 3:
+        if doomed and step == last and place == "backward":
             # The hook runs in the middle of backward, with buckets in flight.
             model[3].weight.register_hook(lambda grad: end(how))
+        elif doomed and step == last:
+            end(how)
         optimizer.zero_grad()
-        model(torch.randn(64, 512)).square().mean().backward()
+        loss = model(torch.randn(64, 512)).square().mean()
+        try:
+            loss.backward()
+        except hvd.PeerLostError:
+            # Views of a bucket stay memory that can be read and written.
+            grads = [p.grad for p in model.parameters() if p.grad is not None]
+            assert all(torch.isfinite(grad.mul_(2.0)).all() for grad in grads)
+            raise
+        optimizer.step()
+
+
+def idle(doomed: bool) -> None:
+    """The doomed rank takes no part in the third step, nor does it end."""
+    model = nn.Linear(4, 4)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters()
+    )
+    for step in range(3):
+        if doomed and step == 2:
+            wait_for_the_moment()
+            return
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
 
 
@@ -83,42 +140,73 @@ def load_with_workers(doomed: bool, how: str) -> None:
         hvd.allreduce_(batch, name="batch")
 
 
+def start(place: str, how: str) -> None:
+    """The doomed rank ends before init, or while it waits in init for rank 0."""
+    doomed = int(os.environ["BAGUA_RANK"]) == int(os.environ["BAGUA_SIZE"]) - 1
+    if doomed and place == "init":
+        end(how)
+    if doomed:
+        end_soon(how)
+    elif os.environ["BAGUA_RANK"] == "0":
+        wait_for_the_moment()
+    hvd.init()
+
+
 def run(place: str, how: str) -> None:
-    if place == "init":
-        if int(os.environ["BAGUA_RANK"]) == int(os.environ["BAGUA_SIZE"]) - 1:
-            end(how)
-        hvd.init()
+    if place in ("init", "joining"):
+        start(place, how)
         return
     hvd.init()
     doomed = hvd.rank() == hvd.size() - 1
     hvd.barrier()
-    if place == "backward":
-        train_until_killed(doomed, how)
+    if place in ("register", "backward", "finish"):
+        train(doomed, how, place)
     elif place == "workers":
         load_with_workers(doomed, how)
-    elif place == "exception":
+    elif place == "alone":
         if doomed:
-            raise KeyError("a bug of the user's")
+            end(how)
         hvd.allreduce(torch.ones(3), name="waits")
     elif place == "never":
         if doomed:
             hvd.allgather(torch.ones(2), name="something else")
         hvd.allreduce(torch.ones(3), name="lonely")
+    elif place == "idle":
+        idle(doomed)
     else:
         call = collective(place)
         if doomed:
             end_soon(how)
-        rounds(call)
+        for _ in range(ROUNDS):
+            call()
+
+
+def is_lasting() -> None:
+    """After a rank was lost every operation fails at once, and shutdown works."""
+    for call in (hvd.barrier, lambda: hvd.allreduce(torch.ones(2), name="after")):
+        try:
+            call()
+        except hvd.PeerLostError:
+            continue
+        raise AssertionError("an operation succeeded without the lost rank")
+    hvd.shutdown()
+    assert not hvd.is_initialized()
 
 
 def main() -> None:
     place, how = sys.argv[1], (sys.argv[2:] or ["kill"])[0]
-    start = time.monotonic()
+    begin = time.monotonic()
     try:
         run(place, how)
     except hvd.BaguaError as error:
-        seconds = time.monotonic() - start
-        print(f"RESULT {type(error).__name__}: {error} after {seconds:.2f}", flush=True)
+        now = time.monotonic()
+        moment = float(MOMENT.read_text()) if MOMENT.exists() else begin
+        kind = type(error).__name__
+        print(f"RESULT {kind}: {error} after {now - moment:.2f}", flush=True)
+        if place == "idle":
+            note_the_moment()
+        elif hvd.is_initialized() and isinstance(error, hvd.PeerLostError):
+            is_lasting()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,482 @@
+// What goes wrong reaches every waiter, with its cause, in bounded time.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "common/runtime/engine.h"
+#include "tests/cpp/cluster.h"
+#include "tests/cpp/operations.h"
+
+namespace bagua {
+namespace {
+
+// Operations of every kind that wait for all ranks, and the memory that they use.
+struct OneOfEachKind {
+  std::vector<Bytes> memory;
+  std::vector<OperationPtr> operations;
+
+  OneOfEachKind(Engine* engine, const std::string& prefix) {
+    const auto size = static_cast<int64_t>(engine->size());
+    memory.reserve(8);
+    for (const Kind kind : {Kind::kAllreduce, Kind::kAllgather, Kind::kBroadcast,
+                            Kind::kReduceScatter, Kind::kAlltoall, Kind::kBarrier}) {
+      const OperationPtr operation = MakeOperation(kind, prefix + " " + Name(kind));
+      if (kind != Kind::kBarrier) {
+        memory.push_back(ValuesOf(DType::kFloat32, 7 * size, engine->rank()));
+        AddTensor(operation.get(), MetaOf(DType::kFloat32, {size, 7}), memory.back(),
+                  &memory.back());
+      }
+      if (kind == Kind::kAlltoall) operation->request.splits.assign(size, 1);
+      operations.push_back(operation);
+    }
+    operations.push_back(engine->RegisterPlan(PlanOf(engine, prefix + " plan"), 0));
+    memory.push_back(ValuesOf(DType::kFloat32, 9, engine->rank()));
+    operations.push_back(MakeAllreduce("", DType::kFloat32, &memory.back()));
+  }
+
+  static std::shared_ptr<Plan> PlanOf(Engine* engine, const std::string& name) {
+    PlanOptions options;
+    options.name = name;
+    options.tensors = {{"p0", MetaOf(DType::kFloat32, {500})},
+                       {"p1", MetaOf(DType::kFloat64, {70})}};
+    return Plan::Make(options, engine->size()).value();
+  }
+
+  void ExpectAllFail(Engine* engine, StatusCode code, const std::vector<std::string>& parts) {
+    for (const OperationPtr& operation : operations) {
+      std::vector<std::string> all = parts;
+      all.push_back(operation->Describe());
+      ExpectFails(Await(engine, operation), code, all);
+    }
+  }
+};
+
+void EnqueueAll(Engine* engine, const OneOfEachKind& each) {
+  for (const OperationPtr& operation : each.operations) ExpectOk(engine->Enqueue(operation));
+}
+
+// What is submitted after a failure ends with it, without waiting for anyone.
+void ExpectEverythingFails(Engine* engine, StatusCode code, const std::string& part) {
+  const Deadline before = Clock::now();
+  OneOfEachKind each(engine, "later");
+  EnqueueAll(engine, each);
+  each.ExpectAllFail(engine, code, {part});
+  EXPECT_LT(Seconds(Clock::now() - before).count(), 5);
+}
+
+class FailureTest : public testing::TestWithParam<std::tuple<Fabric, int>> {
+ protected:
+  static constexpr int kSize = 3;
+  Fabric fabric() const { return std::get<0>(GetParam()); }
+  // The rank that goes; rank 0 decides the order of operations.
+  int victim() const { return std::get<1>(GetParam()); }
+  std::string victim_name() const { return StrCat("rank ", victim()); }
+};
+
+std::string NameOf(const testing::TestParamInfo<std::tuple<Fabric, int>>& info) {
+  return StrCat(Name(std::get<0>(info.param)), "_rank", std::get<1>(info.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(Fabrics, FailureTest,
+                         testing::Combine(testing::Values(Fabric::kLoopback, Fabric::kShm,
+                                                          Fabric::kTcp),
+                                          testing::Values(0, 1)),
+                         NameOf);
+
+TEST_P(FailureTest, ARankThatLeavesFailsWhatWaitsForIt) {
+  Cluster cluster(fabric(), kSize);
+  cluster.Run([&](int rank, Engine& engine) {
+    ExpectOk(RunAllreduce(&engine, "before", 1000, 1));
+    if (rank == victim()) {
+      cluster.Destroy(rank);
+      return;
+    }
+    OneOfEachKind each(&engine, "pending");
+    EnqueueAll(&engine, each);
+    each.ExpectAllFail(&engine, StatusCode::kPeerLost, {victim_name(), "left the job"});
+    ExpectEverythingFails(&engine, StatusCode::kPeerLost, victim_name());
+  });
+}
+
+TEST_P(FailureTest, ARankThatLeavesWithHalfAPlanFailsItOnAllOthers) {
+  Cluster cluster(fabric(), kSize);
+  cluster.Run([&](int rank, Engine& engine) {
+    const auto plan = OneOfEachKind::PlanOf(&engine, "model");
+    ExpectOk(RunOne(&engine, engine.RegisterPlan(plan, 0)));
+    ExpectOk(engine.FinishStep(plan.get(), Patience()));
+    ExpectOk(engine.MakeReady(plan.get(), 0));
+    if (rank == victim()) {
+      engine.Shutdown();
+      ExpectFails(engine.MakeReady(plan.get(), 1), StatusCode::kAborted, {"plan 'model'"});
+      ExpectFails(engine.FinishStep(plan.get(), Patience()), StatusCode::kAborted, {"shutdown"});
+      return;
+    }
+    ExpectFails(engine.FinishStep(plan.get(), Patience()), StatusCode::kPeerLost,
+                {"plan 'model'", victim_name(), "left the job"});
+    ExpectFails(engine.MakeReady(plan.get(), 1), StatusCode::kPeerLost, {victim_name()});
+    ExpectFails(engine.FinishStep(plan.get(), Patience()), StatusCode::kPeerLost, {victim_name()});
+    // The views of the framework stay valid.
+    plan->bucket_data(0)[0] = std::byte{1};
+    ExpectEverythingFails(&engine, StatusCode::kPeerLost, victim_name());
+  });
+}
+
+TEST_P(FailureTest, GroupsWithoutTheLeaverGoOn) {
+  Cluster cluster(fabric(), kSize);
+  std::vector<int> stayers;
+  for (int r = 0; r < kSize; ++r)
+    if (r != victim()) stayers.push_back(r);
+  cluster.Run([&](int rank, Engine& engine) {
+    if (rank == victim()) {
+      ExpectOk(RunOne(&engine, MakeBarrier("the group is made")));
+      cluster.Destroy(rank);
+      return;
+    }
+    const Result<uint32_t> group = engine.AddGroup(stayers, Patience());
+    ExpectOk(group.status());
+    ExpectOk(RunOne(&engine, MakeBarrier("the group is made")));
+    ExpectFails(RunOne(&engine, MakeBarrier("everyone")), StatusCode::kPeerLost, {victim_name()});
+    for (int i = 0; i < 5; ++i) {
+      Bytes data = ValuesOf(DType::kInt32, 30000, rank, i);
+      Result<uint32_t> again = group;
+      ExpectOk(RunOne(&engine, MakeAllreduce("stayers", DType::kInt32, &data, ReduceOp::kSum,
+                                             again.value())));
+      ExpectReduced(data, DType::kInt32, ReduceOp::kSum, stayers, i);
+    }
+  });
+}
+
+class CutTest : public FailureTest {};
+INSTANTIATE_TEST_SUITE_P(Fabrics, CutTest,
+                         testing::Combine(testing::Values(Fabric::kShm, Fabric::kTcp),
+                                          testing::Values(0, 2)),
+                         NameOf);
+
+TEST_P(CutTest, ADeadRanksLifelinesFailEverythingAtOnce) {
+  Cluster cluster(fabric(), kSize);
+  cluster.Run([&](int rank, Engine& engine) {
+    const auto plan = OneOfEachKind::PlanOf(&engine, "model");
+    ExpectOk(RunOne(&engine, engine.RegisterPlan(plan, 0)));
+    ExpectOk(engine.MakeReady(plan.get(), 0));
+    ExpectOk(RunOne(&engine, MakeBarrier("everyone is here")));
+    if (rank == victim()) {
+      cluster.CutLifelines(rank);
+      // Cut off, it finds the others dead.
+      ExpectFails(RunOne(&engine, MakeBarrier("never")), StatusCode::kPeerLost, {"rank "});
+      return;
+    }
+    OneOfEachKind each(&engine, "pending");
+    EnqueueAll(&engine, each);
+    each.ExpectAllFail(&engine, StatusCode::kPeerLost, {victim_name(), "was lost"});
+    ExpectFails(engine.FinishStep(plan.get(), Patience()), StatusCode::kPeerLost, {victim_name()});
+    ExpectEverythingFails(&engine, StatusCode::kPeerLost, victim_name());
+  });
+}
+
+TEST_P(CutTest, DeathAmidDataEndsEveryRanksOperations) {
+  Cluster cluster(fabric(), kSize);
+  cluster.Run([&](int rank, Engine& engine) {
+    Status status;
+    int ended = 0;
+    for (; status.ok() && ended < 100000; ++ended) {
+      std::vector<Bytes> data;
+      for (int i = 0; i < 3; ++i) data.push_back(ValuesOf(DType::kFloat32, 100003, rank, i));
+      std::vector<OperationPtr> operations;
+      for (int i = 0; i < 3; ++i) {
+        operations.push_back(MakeAllreduce(StrCat("t", i), DType::kFloat32, &data[i]));
+        ExpectOk(engine.Enqueue(operations.back()));
+      }
+      if (rank == victim() && ended == 3) cluster.CutLifelines(rank);
+      for (int i = 0; i < 3; ++i) {
+        const Status one = Await(&engine, operations[i]);
+        if (one.ok() && ended == 0)
+          ExpectReduced(data[i], DType::kFloat32, ReduceOp::kSum, {0, 1, 2}, i);
+        if (!one.ok()) status = one;
+      }
+    }
+    EXPECT_EQ(status.code(), StatusCode::kPeerLost) << status.message();
+    if (rank != victim())
+      EXPECT_NE(status.message().find(victim_name()), std::string::npos) << status.message();
+  });
+}
+
+// ---- Ends and repeats ---------------------------------------------------------------------------
+
+struct Heard {
+  std::atomic<int> calls{0};
+  std::atomic<int> status{-1};
+};
+
+void Hear(void* context, int status, const char*) {
+  auto* const heard = static_cast<Heard*>(context);
+  heard->status = status;
+  ++heard->calls;
+}
+
+TEST(Shutdown, EndsWhatIsInFlightTellsTheCallbackAndRefusesWhatComes) {
+  Cluster cluster(Fabric::kShm, 2);
+  cluster.Run([](int rank, Engine& engine) {
+    Heard well, badly;
+    const OperationPtr ends = MakeBarrier("ends");
+    ends->done = Hear;
+    ends->context = &well;
+    ExpectOk(RunOne(&engine, ends));
+    EXPECT_EQ(well.calls, 1);
+    EXPECT_EQ(well.status, 0);
+    if (rank == 1) return;
+    const OperationPtr pending = MakeBarrier("pending");
+    pending->done = Hear;
+    pending->context = &badly;
+    ExpectOk(engine.Enqueue(pending));
+    engine.Shutdown();
+    engine.Shutdown();
+    ASSERT_TRUE(pending->ended());
+    ExpectFails(pending->status(), StatusCode::kAborted, {"barrier 'pending'", "shutdown"});
+    EXPECT_EQ(badly.calls, 1);
+    EXPECT_EQ(badly.status, static_cast<int>(StatusCode::kAborted));
+    ExpectFails(engine.Enqueue(MakeBarrier("after")), StatusCode::kNotInitialized, {"init"});
+  });
+}
+
+TEST(Shutdown, OfAllRanksAtOnceTakesNoTime) {
+  for (const Fabric fabric : {Fabric::kLoopback, Fabric::kShm, Fabric::kTcp})
+    for (int round = 0; round < 5; ++round) {
+      Cluster cluster(fabric, 3);
+      cluster.Run([&](int rank, Engine& engine) {
+        ExpectOk(RunAllreduce(&engine, "w", 40000, round));
+        const Deadline before = Clock::now();
+        cluster.Destroy(rank);
+        EXPECT_LT(Seconds(Clock::now() - before).count(), 0.9);
+      });
+    }
+}
+
+TEST(Names, InFlightAreRefusedAndFreeAgainAfterwards) {
+  Cluster cluster(Fabric::kLoopback, 2);
+  cluster.Run([](int rank, Engine& engine) {
+    for (int round = 0; round < 2; ++round) {
+      const OperationPtr first = MakeBarrier("twice");
+      if (rank == 0) {
+        ExpectOk(engine.Enqueue(first));
+        ExpectFails(engine.Enqueue(MakeBarrier("twice")), StatusCode::kInvalidArgument,
+                    {"barrier 'twice'", "in flight already", "another name"});
+        ExpectOk(RunOne(&engine, MakeBarrier("seen")));
+        ExpectOk(Await(&engine, first));
+      } else {
+        ExpectOk(RunOne(&engine, MakeBarrier("seen")));
+        ExpectOk(RunOne(&engine, first));
+      }
+    }
+  });
+}
+
+TEST(Start, FailsNamingARankThatDiedMeanwhile) {
+  std::vector<Membership> memberships = MakeLocalMemberships(2);
+  OnEachRank(2, [&](int rank) {
+    Result<Wiring> wiring = ConnectWiring(rank, std::move(memberships[rank]), Patience());
+    ExpectOk(wiring.status());
+    if (rank == 1) return;
+    ExpectFails(Engine::Start(std::move(wiring).value(), {}, Patience()).status(),
+                StatusCode::kPeerLost, {"rank 1"});
+  });
+}
+
+TEST(Start, FailsAtItsDeadlineNamingWhomItWaitedFor) {
+  std::vector<Membership> memberships = MakeLocalMemberships(2);
+  std::vector<std::unique_ptr<Wiring>> wirings(2);
+  OnEachRank(2, [&](int rank) {
+    Result<Wiring> wiring = ConnectWiring(rank, std::move(memberships[rank]), Patience());
+    ExpectOk(wiring.status());
+    wirings[rank] = std::make_unique<Wiring>(std::move(wiring).value());
+  });
+  ExpectFails(Engine::Start(std::move(*wirings[0]), {}, After(Seconds(0.05))).status(),
+              StatusCode::kTimeout, {"rank 1"});
+}
+
+TEST(Start, FailsOnEveryRankWhenTheMemoriesAreOfDifferentSize) {
+  const auto config_of = [](int rank) {
+    Config config;
+    if (rank == 2) config.shm_slot_bytes = 4096;
+    return config;
+  };
+  Cluster cluster(Fabric::kShm, 3, config_of, {});
+  for (int rank = 0; rank < 3; ++rank)
+    ExpectFails(cluster.starts()[rank], StatusCode::kInvalidArgument,
+                {"rank 2", "slots of 4096", "16384", "BAGUA_SHM_SLOT_BYTES"});
+}
+
+// ---- Arguments ----------------------------------------------------------------------------------
+
+struct Refusal {
+  Kind kind;
+  std::function<void(Operation* operation)> spoil;
+  std::vector<std::string> parts;
+};
+
+TEST(Arguments, ThatThisRankSeesToBeWrongAreRefusedAndNothingIsQueued) {
+  const std::vector<Refusal> refusals = {
+      {Kind::kAllreduce, [](Operation* o) { o->request.tensors.clear(); }, {"got 0 tensors"}},
+      {Kind::kBarrier, [](Operation* o) { o->request.tensors.push_back({}); }, {"got 1 tensors"}},
+      {Kind::kBroadcast,
+       [](Operation* o) { o->request.tensors.push_back(o->request.tensors[0]); },
+       {"one tensor, got 2"}},
+      {Kind::kAllreduce, [](Operation* o) { o->request.tensors[0].device = 3; }, {"GPU 3"}},
+      {Kind::kReduceScatter,
+       [](Operation* o) { o->request.tensors[0] = MetaOf(DType::kFloat32, {}); },
+       {"got a scalar"}},
+      {Kind::kAllreduce, [](Operation* o) { o->request.op = ReduceOp::kAdasum; }, {"Adasum"}},
+      {Kind::kAllreduce, [](Operation* o) { o->request.prescale = NAN; }, {"nan", "finite"}},
+      {Kind::kReduceScatter, [](Operation* o) { o->request.postscale = INFINITY; },
+       {"inf", "finite"}},
+      {Kind::kAllreduce,
+       [](Operation* o) {
+         o->request.op = ReduceOp::kAverage;
+         o->request.tensors[0].dtype = DType::kBool;
+       },
+       {"bool"}},
+      {Kind::kBroadcast, [](Operation* o) { o->request.root = 3; }, {"root_rank 3", "0 to 2"}},
+      {Kind::kBroadcast, [](Operation* o) { o->request.root = -1; }, {"root_rank -1"}},
+      {Kind::kAlltoall, [](Operation* o) { o->request.splits = {1, 2}; }, {"2 entries for 3 ranks"}},
+      {Kind::kAlltoall, [](Operation* o) { o->request.splits = {-1, 2, 2}; }, {"negative"}},
+      {Kind::kAlltoall, [](Operation* o) { o->request.splits = {1, 1, 0}; },
+       {"sum to 2", "first dimension is 3"}},
+      {Kind::kAllreduce, [](Operation* o) { o->request.group = 7; }, {"no group 7"}},
+  };
+  Cluster cluster(Fabric::kLoopback, 3);
+  cluster.Run([&](int rank, Engine& engine) {
+    for (const Refusal& refusal : refusals) {
+      Bytes data = ValuesOf(DType::kFloat32, 6, rank);
+      const OperationPtr operation = MakeOperation(refusal.kind, "the name");
+      operation->request.op = ReduceOp::kSum;
+      if (refusal.kind != Kind::kBarrier)
+        AddTensor(operation.get(), MetaOf(DType::kFloat32, {3, 2}), data, &data);
+      if (refusal.kind == Kind::kAlltoall) operation->request.splits = {1, 1, 1};
+      refusal.spoil(operation.get());
+      std::vector<std::string> parts = refusal.parts;
+      parts.push_back(operation->Describe());
+      ExpectFails(engine.Enqueue(operation), StatusCode::kInvalidArgument, parts);
+    }
+    // One rank alone is refused: the others' operations still match.
+    ExpectOk(RunAllreduce(&engine, "the name", 10, 1));
+    ExpectOk(RunAllreduce(&engine, "", 10, 1));
+  });
+}
+
+// ---- Waiting for too long -----------------------------------------------------------------------
+
+Config Limits(double warning, double timeout) {
+  Config config;
+  config.stall_warning_seconds = warning;
+  config.timeout_seconds = timeout;
+  return config;
+}
+
+class PatienceTest : public testing::TestWithParam<Fabric> {};
+INSTANTIATE_TEST_SUITE_P(Fabrics, PatienceTest,
+                         testing::Values(Fabric::kLoopback, Fabric::kShm, Fabric::kTcp),
+                         [](const auto& info) { return Name(info.param); });
+
+TEST_P(PatienceTest, TimesOutWhenOneRankNeverSubmitsAndTheJobGoesOn) {
+  Cluster cluster(GetParam(), 3, Limits(0, kSanitized ? 1 : 0.2));
+  cluster.Run([](int rank, Engine& engine) {
+    const std::string waited = StrCat("waited ", engine.config().timeout_seconds, " s");
+    if (rank != 1)
+      ExpectFails(RunAllreduce(&engine, "fc.weight", 10, 1), StatusCode::kTimeout,
+                  {"allreduce 'fc.weight'", waited, "for rank 1 (never submitted it)",
+                   "BAGUA_TIMEOUT_SECONDS"});
+    // Late, it waits for the others.
+    if (rank == 1)
+      ExpectFails(RunAllreduce(&engine, "fc.bias", 10, 1), StatusCode::kTimeout,
+                  {"allreduce 'fc.bias'", waited, "for ranks 0, 2"});
+  });
+  cluster.Run([](int, Engine& engine) {
+    for (int i = 0; i < 3; ++i) ExpectOk(RunAllreduce(&engine, "fc.weight", 10, i));
+  });
+}
+
+TEST_P(PatienceTest, TimesOutAPlanThatOneRankDoesNotFillNamingBucketAndRank) {
+  Cluster cluster(GetParam(), 2, Limits(0, kSanitized ? 1 : 0.2));
+  cluster.Run([](int rank, Engine& engine) {
+    const auto plan = OneOfEachKind::PlanOf(&engine, "model");
+    ExpectOk(RunOne(&engine, engine.RegisterPlan(plan, 0)));
+    if (rank == 0)
+      ExpectFails(engine.FinishStep(plan.get(), Patience()), StatusCode::kTimeout,
+                  {"plan 'model'", "step 1, bucket 0 of 2", "'p0'", "for rank 1",
+                   "BAGUA_TIMEOUT_SECONDS"});
+    else
+      while (engine.MakeReady(plan.get(), 1).code() != StatusCode::kTimeout)
+        engine.Wait(*MakeBarrier("never submitted"), After(Seconds(0.01)));
+    ExpectFails(RunOne(&engine, MakeBarrier("afterwards")), StatusCode::kTimeout,
+                {"plan 'model'", "for rank 1"});
+  });
+}
+
+// Lines that a rank logged.
+class Lines {
+ public:
+  void Add(int rank, const std::string& line) {
+    std::lock_guard lock(mutex_);
+    if (rank == 0)
+      lines_.push_back(line);
+    else
+      ADD_FAILURE() << "rank " << rank << " logged " << line;
+    added_.notify_all();
+  }
+  void Await(size_t count) {
+    std::unique_lock lock(mutex_);
+    EXPECT_TRUE(added_.wait_until(lock, Patience(), [&] { return lines_.size() >= count; }));
+  }
+  std::vector<std::string> lines() {
+    std::lock_guard lock(mutex_);
+    return lines_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable added_;
+  std::vector<std::string> lines_;
+};
+
+TEST_P(PatienceTest, WarnsOnceOfAnOperationThatSomeRanksSubmitted) {
+  Lines lines;
+  Cluster cluster(GetParam(), 3, Limits(0.05, 0),
+                  [&](int rank, const std::string& line) { lines.Add(rank, line); });
+  cluster.Run([&](int rank, Engine& engine) {
+    if (rank == 1) lines.Await(1);
+    ExpectOk(RunAllreduce(&engine, "late", 10, 1));
+    if (rank == 1) lines.Await(2);
+    ExpectOk(RunAllreduce(&engine, "late again", 10, 1));
+  });
+  ASSERT_EQ(lines.lines().size(), 2u);
+  for (int i = 0; i < 2; ++i) {
+    const std::string& line = lines.lines()[i];
+    EXPECT_NE(line.find(i == 0 ? "allreduce 'late' waits" : "allreduce 'late again' waits"),
+              std::string::npos)
+        << line;
+    EXPECT_NE(line.find("for rank 1, which did not submit it"), std::string::npos) << line;
+  }
+}
+
+TEST_P(PatienceTest, WarnsOnceOfAPlanThatWaitsForARank) {
+  Lines lines;
+  Cluster cluster(GetParam(), 2, Limits(0.05, 0),
+                  [&](int rank, const std::string& line) { lines.Add(rank, line); });
+  cluster.Run([&](int rank, Engine& engine) {
+    const auto plan = OneOfEachKind::PlanOf(&engine, "model");
+    ExpectOk(RunOne(&engine, engine.RegisterPlan(plan, 0)));
+    if (rank == 1) lines.Await(1);
+    ExpectOk(engine.FinishStep(plan.get(), Patience()));
+  });
+  ASSERT_EQ(lines.lines().size(), 1u);
+  EXPECT_NE(lines.lines()[0].find("plan 'model', step 1, bucket 0"), std::string::npos);
+  EXPECT_NE(lines.lines()[0].find("for rank 1"), std::string::npos) << lines.lines()[0];
+}
+
+}  // namespace
+}  // namespace bagua
