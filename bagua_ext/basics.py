@@ -41,6 +41,7 @@ class _Life:
 
     generation = 0  # counts successful inits; objects of the core belong to one generation
     owner = 0  # process that called init; a forked child must not say goodbye for its parent
+    place: dict[str, int] = {}  # rank, size and so on: forked children, as data loaders, may ask
     exit_registered = False
     interruption: BaseException | None = None  # raised by a signal handler while init waited
 
@@ -55,6 +56,11 @@ def last_error() -> str:
 
 def error_of(status: int) -> Exception:
     """Returns the exception that stands for ``status``, with the core's text."""
+    if status == lib.BAGUA_NOT_INITIALIZED and _is_forked():
+        return NotInitializedError(
+            f"this process was forked from rank {_Life.place['rank']}: only the process that "
+            "called init() can communicate"
+        )
     return _ERRORS.get(status, BaguaError)(last_error())
 
 
@@ -62,18 +68,6 @@ def check(status: int) -> None:
     """Raises the error that ``status`` stands for unless it is BAGUA_OK."""
     if status:
         raise error_of(status)
-
-
-def wait(handle: int) -> int:
-    """Waits until the operation of ``handle`` ended and returns its status; does not release it.
-
-    Other Python threads run meanwhile. A signal handler's exception leaves the wait; the operation
-    goes on.
-    """
-    status = lib.bagua_wait(handle, WAIT_SECONDS)
-    while status == lib.BAGUA_IN_PROGRESS:
-        status = lib.bagua_wait(handle, WAIT_SECONDS)
-    return status
 
 
 def wait_until_done(call: Callable[[float], int]) -> None:
@@ -124,6 +118,7 @@ def init(
     _start(info, secret, rendezvous.meeting_address(info, secret), framework)
     _Life.generation += 1
     _Life.owner = os.getpid()
+    _Life.place = {name: getattr(lib, f"bagua_{name}")() for name in _PLACE}
 
 
 def _start(info: launch.LaunchInfo, secret: bytes, address: str, framework: str) -> None:
@@ -152,6 +147,7 @@ def shutdown() -> None:
     Operations in flight fail with AbortedError. Tensors that were handed out stay valid.
     """
     if _Life.owner == os.getpid():
+        _Life.place = {}
         check(lib.bagua_shutdown())
 
 
@@ -178,12 +174,30 @@ def generation() -> int:
 
 
 # ---- Place in the job ---------------------------------------------------------------------------
+#
+# A forked child has its parent's place, although it cannot communicate.
+
+_PLACE = (
+    "rank",
+    "size",
+    "local_rank",
+    "local_size",
+    "cross_rank",
+    "cross_size",
+    "is_homogeneous",
+)
+
+
+def _is_forked() -> bool:
+    return bool(_Life.place) and _Life.owner != os.getpid()
 
 
 def _known(value: int, what: str) -> int:
-    if value < 0:
-        raise NotInitializedError(f"{what}() was called before init(): call init() first")
-    return value
+    if value >= 0:
+        return value
+    if _is_forked():
+        return _Life.place[what]
+    raise NotInitializedError(f"{what}() was called before init(): call init() first")
 
 
 def rank() -> int:

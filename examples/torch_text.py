@@ -49,7 +49,8 @@ def parse_arguments() -> argparse.Namespace:
 def load_text() -> tuple[torch.Tensor, torch.Tensor]:
     """Bytes to train on, then the last twentieth of every module to test with."""
     folder = Path(sysconfig.get_path("stdlib"))
-    files = [torch.tensor(list(path.read_bytes())) for path in sorted(folder.glob("*.py"))]
+    contents = [bytearray(path.read_bytes()) for path in sorted(folder.glob("*.py"))]
+    files = [torch.frombuffer(content, dtype=torch.uint8) for content in contents if content]
     parts = [text.split([len(text) - len(text) // 20, len(text) // 20]) for text in files]
     return torch.cat([train for train, _ in parts]), torch.cat([test for _, test in parts])
 
@@ -101,7 +102,7 @@ class Writer(nn.Module):
 
 def windows(text: torch.Tensor, starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and the bytes that follow them."""
-    spans = text[starts.unsqueeze(1) + torch.arange(CONTEXT + 1)]
+    spans = text[starts.unsqueeze(1) + torch.arange(CONTEXT + 1)].long()
     return spans[:, :-1], spans[:, 1:]
 
 
@@ -127,7 +128,8 @@ def test_loss(model: nn.Module, text: torch.Tensor) -> float:
 def main() -> None:
     bagua.init()
     args = parse_arguments()
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // bagua.local_size()))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // bagua.local_size()))
     torch.manual_seed(args.seed)
     train, test = load_text()
 

@@ -138,7 +138,11 @@ def _has_module(python: str, module: str) -> bool:
     if python == sys.executable:
         spec = importlib.util.find_spec(module)
         return spec is not None and spec.origin is not None
-    return subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode == 0
+    try:
+        tried = subprocess.run([python, "-c", f"import {module}"], capture_output=True)
+    except OSError:
+        return False
+    return tried.returncode == 0
 
 
 def _is_open_mpi(launcher: str) -> bool:

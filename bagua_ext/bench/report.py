@@ -98,8 +98,8 @@ class Report:
             row.candidate,
             f"{row.median * 1e3:.4g}",
             f"{row.p90 * 1e3:.4g}",
-            *("" if value is None else f"{value / 1e9:.2f}" for value in bandwidths),
-            *("" if value is None else f"{value:.2f}" for value in speeds),
+            *("" if value is None else f"{value / 1e9:.3g}" for value in bandwidths),
+            *("" if value is None else f"{value:.3g}" for value in speeds),
             str(len(row.samples)),
             row.note,
         ]

@@ -28,7 +28,8 @@ class Reduction:
 class Plan:
     """Agreed buckets for one list of tensors. Collective: every rank makes it with equal arguments.
 
-    ``views[i]`` is the place of tensor i; it stays valid after ``drop`` and after shutdown.
+    ``views[i]`` is the place of tensor i; it stays valid after ``drop`` and after shutdown. It has
+    the tensor's strides where these leave no gap, as autograd's own gradients have.
 
     Raises:
         MismatchError: on every rank, if the ranks' arguments differ.
@@ -79,7 +80,7 @@ class Plan:
         for i, tensor in enumerate(tensors):
             basics.check(lib.bagua_plan_tensor_place(self.number, i, bucket, offset))
             flat = buckets[bucket[0]][offset[0] : offset[0] + tensor.numel()]
-            views.append(flat.view(tensor.shape))
+            views.append(flat.as_strided(tensor.shape, _strides(tensor)))
         return views
 
     def _bucket(self, bucket: int) -> torch.Tensor:
@@ -92,6 +93,26 @@ class Plan:
         # The tensor holds the buffer, the buffer this pointer, and its end releases the memory.
         owner = ffi.gc(data[0], lib.bagua_memory_release)
         return torch.frombuffer(ffi.buffer(owner, size[0]), dtype=kind)
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Returns the strides of a gradient of ``tensor``; optimizers rely on them being equal."""
+    if tensor.is_contiguous():
+        return tensor.stride()
+    expected = 1
+    for stride, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if count != 1 and stride != expected:
+            return torch.empty(tensor.shape, device="meta").stride()
+        expected *= count
+    return tensor.stride()
+
+
+def _label(name: str, tensor: torch.Tensor) -> str:
+    """Returns the name that the ranks compare: it tells the order of the elements if unusual."""
+    strides = _strides(tensor)
+    if tensor.is_contiguous() or strides != tensor.stride():
+        return name
+    return f"{name} (strides {', '.join(map(str, strides))})"
 
 
 def _create(
@@ -110,7 +131,7 @@ def _create(
 
     entries = kept(ffi.new("bagua_plan_tensor_t[]", len(tensors)))
     for entry, own, tensor in zip(entries, names, tensors, strict=True):
-        entry.name = kept(ffi.new("char[]", own.encode()))
+        entry.name = kept(ffi.new("char[]", _label(own, tensor).encode()))
         entry.dtype = DTYPES[tensor.dtype]
         entry.ndim = tensor.dim()
         entry.shape = kept(ffi.new("int64_t[]", list(tensor.shape) or [0]))

@@ -28,10 +28,10 @@ struct Config {
   double timeout_seconds = 600;
   // BAGUA_START_TIMEOUT_SECONDS. How long init waits for the other ranks. Default 120.
   double start_timeout_seconds = 120;
-  // BAGUA_SPIN_MICROSECONDS. How long a waiting thread looks before it sleeps; taken as 0 when a host
-  // has more ranks than cores. Default 50. Smaller: a wake-up for each small message; larger: cores
-  // that do nothing but look.
-  double spin_microseconds = 50;
+  // BAGUA_SPIN_MICROSECONDS. How long a waiting thread looks before it sleeps, less where that was in
+  // vain; after 5 us it lets others have the core between looks. Taken as 0 when a host has more ranks
+  // than cores. Default 500. Smaller: a wake-up for each small message; larger: cores that only look.
+  double spin_microseconds = 500;
   // BAGUA_TRANSPORT. "auto": shared memory inside a host, TCP between hosts. "tcp": TCP everywhere.
   std::string transport = "auto";
   // BAGUA_SHM_SLOT_BYTES. Largest message that goes through the one-round mailbox of a host. Default

@@ -76,12 +76,16 @@ void Coordinator::Complete(const Key& key, Pending pending) {
     Fail(key, pending, left_);
     return;
   }
+  ReleaseIds(pending);
   Request first;
   Agreement agreement = Agree(key, pending, &first);
+  AddToUnits(std::move(agreement), first);
+}
+
+void Coordinator::ReleaseIds(const Pending& pending) {
   for (const Submission& submission : pending.submissions)
     if (const auto known = known_.find(submission.id); known != known_.end())
       --known->second.pending;
-  AddToUnits(std::move(agreement), first);
 }
 
 Agreement Coordinator::Agree(const Key& key, Pending& pending, Request* first) {
@@ -121,12 +125,9 @@ Agreement Coordinator::Agree(const Key& key, Pending& pending, Request* first) {
 uint32_t Coordinator::Remember(const Key& key, std::vector<Request> requests,
                                const Sizes& sizes) {
   if (capacity_ == 0) return 0;
+  // The name stands for something else from here on.
   if (!key.name.empty())
-    if (const auto old = id_of_name_.find(key.name); old != id_of_name_.end()) {
-      // Its name stands for something else from here on. One that is awaited by id stays.
-      if (known_.at(old->second).pending > 1) return 0;
-      Forget(old->second);
-    }
+    if (const auto old = id_of_name_.find(key.name); old != id_of_name_.end()) Forget(old->second);
   if (known_.size() >= capacity_) {
     const auto idle = std::find_if(uses_.begin(), uses_.end(), [this](uint32_t id) {
       return known_.at(id).pending == 0;
@@ -169,9 +170,7 @@ void Coordinator::Fail(const Key& key, const Pending& pending, const Status& err
   agreement.name = key.name;
   agreement.sequence = key.sequence;
   agreement.error = error.WithContext(DescribePending(key, pending));
-  for (const Submission& submission : pending.submissions)
-    if (const auto known = known_.find(submission.id); known != known_.end())
-      --known->second.pending;
+  ReleaseIds(pending);
   AddToUnits(std::move(agreement), Request{});
 }
 

@@ -39,7 +39,7 @@ struct Agreement {
 };
 
 // A step of the total order: agreements of one unit are carried out as one collective. Ids in
-// `forgotten` are out of use from here on.
+// `forgotten`, which the units may name, are out of use after them.
 struct Unit {
   std::vector<Agreement> agreements;
 };
@@ -100,6 +100,7 @@ class Coordinator {
   void Complete(const Key& key, Pending pending);
   Agreement Agree(const Key& key, Pending& pending, Request* first);
   void Fail(const Key& key, const Pending& pending, const Status& error);
+  void ReleaseIds(const Pending& pending);
   uint32_t Remember(const Key& key, std::vector<Request> requests, const Sizes& sizes);
   void Forget(uint32_t id);
   void AddToUnits(Agreement agreement, const Request& request);

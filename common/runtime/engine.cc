@@ -236,8 +236,9 @@ bool Engine::Pass() {
     TakePeerEvents();
     moved = true;
   }
-  if (!moved && (!leavers_.empty() || !left_.empty())) CheckLeavers();
-  if (next_check_ != kForever || outstanding()) CheckStalls();
+  // Both leave answers behind, which the next pass sends.
+  if (!moved && (!leavers_.empty() || !left_.empty())) moved = CheckLeavers();
+  if (next_check_ != kForever || outstanding()) moved = CheckStalls() || moved;
   if (plan_dropped_.exchange(false, std::memory_order_acq_rel)) ForgetDroppedPlans();
   if (std::exchange(wake_, false)) loop_.WakeWaiters();
   return moved;
@@ -337,7 +338,8 @@ Status Engine::LeftReason(int peer) const {
                        " left the job: its script ended or called shutdown"));
 }
 
-void Engine::CheckLeavers() {
+bool Engine::CheckLeavers() {
+  bool gone = false;
   for (auto leaver = leavers_.begin(); leaver != leavers_.end();) {
     const int peer = *leaver;
     if (!mesh_.Ended(peer)) {
@@ -348,9 +350,11 @@ void Engine::CheckLeavers() {
     left_.insert(peer);
     for (auto& [id, live] : groups_) live.group->negotiator().Leave(peer, LeftReason(peer));
     wake_ = true;
+    gone = true;
   }
   for (const int peer : left_)
     if (failure_.ok() && scheduler_.IsAwaited(peer)) Abort(LeftReason(peer));
+  return gone;
 }
 
 void Engine::Abort(const Status& reason) {
@@ -371,22 +375,22 @@ void Engine::FailEverything(const Status& reason) {
 
 // ---- Waiting for too long -----------------------------------------------------------------------
 
-void Engine::CheckStalls() {
+bool Engine::CheckStalls() {
   double shortest = 0;
   for (const double limit : {config_.stall_warning_seconds, config_.timeout_seconds})
     if (limit > 0 && (shortest == 0 || limit < shortest)) shortest = limit;
   if (shortest == 0 || !failure_.ok()) {
     next_check_ = kForever;
-    return;
+    return false;
   }
   const Deadline now = Clock::now();
-  if (next_check_ != kForever && now < next_check_) return;
+  if (next_check_ != kForever && now < next_check_) return false;
   const bool due = next_check_ != kForever;
   next_check_ =
       outstanding() ? now + std::chrono::duration_cast<Clock::duration>(
                                 Seconds(std::clamp(shortest / 10, 0.01, 1.0)))
                     : kForever;
-  if (!due) return;
+  if (!due) return false;
   std::vector<std::string> warnings;
   Status status;
   for (auto& [id, live] : groups_) {
@@ -396,6 +400,7 @@ void Engine::CheckStalls() {
   for (const std::string& warning : warnings) logger_.Log(LogLevel::kWarning, warning);
   if (status.ok()) status = CheckStalledWork(now);
   if (!status.ok()) Abort(status);
+  return true;
 }
 
 // What is agreed on and does not proceed: a peer is stopped, or still computes.

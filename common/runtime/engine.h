@@ -90,9 +90,11 @@ class Engine final : private Work, private OperationObserver {
   Status OnControl(const Mesh::Control& control);
   void RunGroups(bool* moved);
   void TakePeerEvents();
-  void CheckLeavers();
+  // True if one is gone since the last look.
+  bool CheckLeavers();
   Status LeftReason(int peer) const;
-  void CheckStalls();
+  // True if it was time to look.
+  bool CheckStalls();
   Status CheckStalledWork(Deadline now);
   void ForgetDroppedPlans();
   void Abort(const Status& reason);

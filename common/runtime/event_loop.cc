@@ -1,5 +1,6 @@
 #include "common/runtime/event_loop.h"
 
+#include <sched.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -10,6 +11,9 @@
 
 namespace bagua {
 namespace {
+
+// Spinning this long yields to nobody; afterwards others that want the core get it.
+constexpr std::chrono::microseconds kEagerSpin{5};
 
 void Pause() {
 #if defined(__x86_64__)
@@ -22,8 +26,8 @@ void Pause() {
 }  // namespace
 
 EventLoop::EventLoop(Work* work, Doorbell* bell, std::chrono::nanoseconds spin)
-    : work_(work), bell_(bell), spin_(spin), epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
-  // A wake-up that finds the thread awake is level-triggered and drained by it.
+    : work_(work), bell_(bell), spin_(spin), spin_budget_(spin), epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+  // A wake-up that finds its sleeper awake stays readable until the next sleep drains it.
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = bell_->fd();
@@ -49,14 +53,42 @@ Status EventLoop::Start() {
 
 void EventLoop::Stop() {
   if (!thread_.joinable()) return;
-  stopped_.store(true, std::memory_order_release);
+  stopped_.store(true, std::memory_order_seq_cst);
+  WakeThread();
   bell_->Signal();
   thread_.join();
 }
 
+void EventLoop::WakeThread() {
+  {
+    std::lock_guard lock(rest_mutex_);
+    roused_ = true;
+  }
+  rest_over_.notify_one();
+}
+
+void EventLoop::RouseThread() {
+  ThreadState expected = ThreadState::kResting;
+  if (state_.compare_exchange_strong(expected, ThreadState::kAwake)) WakeThread();
+}
+
 void EventLoop::Notify() {
+  // Whoever is about to sleep stores its state first and looks for work after; the caller of Notify
+  // stored its work first.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (asleep_.load(std::memory_order_relaxed) && asleep_.exchange(false)) bell_->Signal();
+  if (charge_.load(std::memory_order_seq_cst)) {
+    bell_->Signal();
+    return;
+  }
+  const ThreadState state = state_.load(std::memory_order_seq_cst);
+  if (state == ThreadState::kAwake) return;
+  // One wake-up is enough, however many follow before the thread is up.
+  ThreadState expected = state;
+  if (!state_.compare_exchange_strong(expected, ThreadState::kAwake)) return;
+  if (state == ThreadState::kResting)
+    WakeThread();
+  else
+    bell_->Signal();
 }
 
 void EventLoop::WakeWaiters() {
@@ -69,25 +101,50 @@ void EventLoop::WakeWaiters() {
   awake_.notify_all();
 }
 
+// ---- Waiters ------------------------------------------------------------------------------------
+
 bool EventLoop::Wait(const Condition& done, Deadline deadline) {
-  while (true) {
+  bool in_charge = false;
+  while (!done()) {
     const Deadline spin_end = std::min(deadline, Clock::now() + spin_);
-    do {
-      if (driver_.try_lock()) {
-        Drive(done, deadline);
-        Leave();
-        Unlock();
-        break;
-      }
-      Pause();
-    } while (!done() && Clock::now() < spin_end);
-    if (done()) return true;
-    if (Clock::now() >= deadline) return false;
-    // Whoever held the lock may have looked for work before this thread's arrived.
-    Notify();
-    SleepUntil(done, deadline);
-    if (done()) return true;
+    bool drove = TryDrive(done, deadline, &in_charge);
+    while (!drove && !done() && Clock::now() < spin_end) {
+      ::sched_yield();
+      drove = TryDrive(done, deadline, &in_charge);
+    }
+    if (done() || Clock::now() >= deadline) break;
+    if (in_charge) {
+      SleepOnEvents(deadline);
+    } else {
+      // Whoever holds the lock may have looked for work before this thread's arrived.
+      Notify();
+      SleepOnWaiters(done, deadline);
+    }
   }
+  if (in_charge) {
+    charge_.store(false, std::memory_order_seq_cst);
+    // What this waiter took off the events, and did not look at, is the thread's now.
+    bell_->Signal();
+    RouseThread();
+  }
+  return done();
+}
+
+bool EventLoop::TryDrive(const Condition& done, Deadline deadline, bool* in_charge) {
+  if (!driver_.try_lock()) return false;
+  Drive(done, deadline);
+  const bool leaves = done();
+  if (leaves && *in_charge) {
+    *in_charge = false;
+    charge_.store(false, std::memory_order_seq_cst);
+  } else if (!leaves && !*in_charge) {
+    *in_charge = !charge_.exchange(true, std::memory_order_seq_cst);
+  }
+  LastLook(charge_.load(std::memory_order_seq_cst));
+  const bool abandons = leaves && work_->outstanding() && !charge_.load();
+  driver_.unlock();
+  if (abandons) RouseThread();
+  return true;
 }
 
 void EventLoop::Drive(const Condition& done, Deadline deadline) {
@@ -99,28 +156,59 @@ void EventLoop::Drive(const Condition& done, Deadline deadline) {
     if (moved) {
       active_ = true;
       moved_at = now;
-    } else {
+    } else if (now - moved_at < kEagerSpin) {
       Pause();
+    } else {
+      ::sched_yield();
     }
-    if (now >= deadline || now - moved_at >= spin_) return;
+    if (now >= deadline) return;
+    if (now - moved_at >= spin_budget_) {
+      LearnFromSpin(false);
+      return;
+    }
   }
+  LearnFromSpin(true);
 }
 
-void EventLoop::Leave() {
-  if (watching_ && !work_->outstanding()) return;
-  bell_->Arm();
-  while (work_->Pass()) active_ = true;
+// Spinning pays where peers run at the same time: a sleeping core takes longer to wake than a small
+// operation takes. Where others need the cores it only delays them. So what fails is tried for
+// shorter, and in full again now and then.
+void EventLoop::LearnFromSpin(bool succeeded) {
+  if (succeeded) {
+    spin_budget_ = spin_;
+    return;
+  }
+  constexpr int kProbe = 16;
+  const bool probe = ++failed_spins_ % kProbe == 0;
+  spin_budget_ = probe ? spin_ : std::max<std::chrono::nanoseconds>(spin_budget_ / 2, kEagerSpin);
+  spin_budget_ = std::min(spin_budget_, spin_);
 }
 
-void EventLoop::Unlock() {
-  const bool earlier = work_->NextDeadline() < wake_at_;
-  driver_.unlock();
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  const bool missed = missed_.load(std::memory_order_relaxed) && missed_.exchange(false);
-  if (earlier || missed) bell_->Signal();
+void EventLoop::LastLook(bool arms) {
+  do {
+    if (arms || !rests_.load(std::memory_order_relaxed) || work_->outstanding()) bell_->Arm();
+    if (!work_->Pass()) break;
+    active_ = true;
+  } while (true);
+  const Deadline next = work_->NextDeadline();
+  const bool earlier = next < next_deadline_.load(std::memory_order_relaxed);
+  next_deadline_.store(next, std::memory_order_seq_cst);
+  // The thread would sleep past it.
+  if (earlier && state_.load(std::memory_order_seq_cst) == ThreadState::kWatching)
+    bell_->Signal();
 }
 
-void EventLoop::SleepUntil(const Condition& done, Deadline deadline) {
+bool EventLoop::SleepOnEvents(Deadline deadline) {
+  const Deadline until =
+      std::min(deadline, next_deadline_.load(std::memory_order_relaxed));
+  epoll_event events[16];
+  const int count = ::epoll_wait(epoll_.get(), events, 16, TimeoutUntil(until));
+  for (int i = 0; i < count; ++i)
+    if (events[i].data.fd == bell_->fd()) bell_->Drain();
+  return count > 0;
+}
+
+void EventLoop::SleepOnWaiters(const Condition& done, Deadline deadline) {
   std::unique_lock lock(sleep_mutex_);
   const uint64_t seen = wake_count_;
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
@@ -135,41 +223,62 @@ void EventLoop::SleepUntil(const Condition& done, Deadline deadline) {
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-int EventLoop::PrepareSleep(bool moved) {
-  watching_ = std::exchange(active_, false) || moved;
-  do {
-    if (!watching_ || work_->outstanding()) bell_->Arm();
-  } while (work_->Pass());
-  const Deadline now = Clock::now();
-  wake_at_ = work_->NextDeadline();
-  if (watching_) wake_at_ = std::min<Deadline>(wake_at_, now + kWatchInterval);
-  if (wake_at_ == kForever) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(wake_at_ - now).count();
+// ---- The background thread ----------------------------------------------------------------------
+
+int EventLoop::TimeoutUntil(Deadline deadline) const {
+  if (deadline == kForever) return -1;
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
 }
 
+void EventLoop::RestFor(std::chrono::milliseconds limit) {
+  std::unique_lock lock(rest_mutex_);
+  rest_over_.wait_for(lock, limit, [this] { return roused_; });
+  roused_ = false;
+}
+
 void EventLoop::Run() {
-  while (!stopped_.load(std::memory_order_acquire)) {
-    int timeout = -1;
-    missed_.store(true, std::memory_order_seq_cst);
-    if (driver_.try_lock()) {
-      missed_.store(false, std::memory_order_relaxed);
-      bell_->Disarm();
-      bool moved = false;
-      while (work_->Pass()) moved = true;
-      asleep_.store(true, std::memory_order_seq_cst);
-      timeout = PrepareSleep(moved);
-      driver_.unlock();
-    } else {
-      asleep_.store(true, std::memory_order_seq_cst);
-    }
-    epoll_event events[16];
-    const int count = ::epoll_wait(epoll_.get(), events, 16, timeout);
-    asleep_.store(false, std::memory_order_relaxed);
+  while (!stopped_.load(std::memory_order_seq_cst)) {
+    Round();
+    state_.store(ThreadState::kAwake, std::memory_order_seq_cst);
     wakeups_.fetch_add(1, std::memory_order_relaxed);
-    for (int i = 0; i < count; ++i)
-      if (events[i].data.fd == bell_->fd()) bell_->Drain();
   }
+}
+
+void EventLoop::Round() {
+  std::unique_lock lock(driver_, std::try_to_lock);
+  if (!lock.owns_lock() || charge_.load(std::memory_order_seq_cst)) {
+    // A waiter looks after everything; if it leaves something outstanding, it ends the rest.
+    if (lock.owns_lock()) lock.unlock();
+    // What this thread took off the events is the waiter's, who may sleep already.
+    if (std::exchange(took_events_, false) && charge_.load(std::memory_order_seq_cst))
+      bell_->Signal();
+    rests_.store(true, std::memory_order_relaxed);
+    state_.store(ThreadState::kResting, std::memory_order_seq_cst);
+    RestFor(charge_.load(std::memory_order_seq_cst) ? kLongRest : kRest);
+    return;
+  }
+  took_events_ = false;
+  bell_->Disarm();
+  bool moved = false;
+  while (work_->Pass()) moved = true;
+  bool watches = !(std::exchange(active_, false) || moved) || work_->outstanding();
+  while (true) {
+    rests_.store(!watches, std::memory_order_relaxed);
+    state_.store(watches ? ThreadState::kWatching : ThreadState::kResting,
+                 std::memory_order_seq_cst);
+    if (watches) bell_->Arm();
+    while (work_->Pass()) active_ = true;
+    if (watches || !work_->outstanding()) break;
+    watches = true;
+  }
+  next_deadline_.store(work_->NextDeadline(), std::memory_order_seq_cst);
+  lock.unlock();
+  if (watches && !stopped_.load(std::memory_order_seq_cst))
+    took_events_ = SleepOnEvents(kForever);
+  else
+    RestFor(kRest);
 }
 
 void EventLoop::CloseInChild() {

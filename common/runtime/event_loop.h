@@ -1,14 +1,16 @@
 // Carries the engine's work on: by a background thread that sleeps on events, and by threads that wait
 // for a result, which spare the hand-over to it and back.
 //
-// One thread at a time drives. A driver takes passes over the work until nothing moves, spins for a
-// moment, then arms the doorbell, takes a last pass and goes. Whoever brings work afterwards, this
-// process through Notify or a peer through the doorbell, wakes the background thread.
+// One thread at a time drives: it takes passes over the work until nothing moves. Whoever waits drives,
+// spins for a moment and then sleeps on the engine's events itself, in charge of whatever arrives; the
+// background thread rests meanwhile. Without a waiter in charge the background thread watches the
+// events. Before any of them sleeps it arms the doorbell and takes a last pass, so that whoever brings
+// work afterwards, this process through Notify or a peer through the bell, wakes it.
 //
-// While short operations follow each other, the thread watches: it looks in every kWatchInterval and a
-// driver that leaves nothing outstanding may leave the bell unarmed, so that peers need no system call
-// to wake somebody who is about to come anyway. After an interval without activity the bell is armed
-// and the thread sleeps without limit.
+// While short operations follow each other, the background thread rests for kRest at a time, and a
+// waiter that leaves nothing outstanding leaves the bell unarmed: peers then need no system call to
+// wake somebody who is about to come anyway. After a rest without activity the thread arms the bell
+// and sleeps without limit.
 #ifndef BAGUA_COMMON_RUNTIME_EVENT_LOOP_H_
 #define BAGUA_COMMON_RUNTIME_EVENT_LOOP_H_
 
@@ -42,7 +44,9 @@ class Work {
 // Thread-safety: any thread, unless said otherwise.
 class EventLoop {
  public:
-  static constexpr std::chrono::milliseconds kWatchInterval{2};
+  static constexpr std::chrono::milliseconds kRest{2};
+  // A rest ends at the latest then, though a waiter is in charge.
+  static constexpr std::chrono::milliseconds kLongRest{50};
 
   EventLoop(Work* work, Doorbell* bell, std::chrono::nanoseconds spin);
   ~EventLoop();
@@ -75,35 +79,55 @@ class EventLoop {
     return action();
   }
 
+  // How often the background thread woke.
   int64_t wakeups() const { return wakeups_.load(std::memory_order_relaxed); }
   // In a forked child: closes the descriptor; takes no lock. The loop must not be used afterwards.
   void CloseInChild();
 
  private:
   using Condition = std::function<bool()>;
+  enum class ThreadState : int { kAwake, kWatching, kResting };
+
   bool Wait(const Condition& done, Deadline deadline);
+  // Tries to drive; false if somebody else does. `in_charge`: this waiter is the one to sleep on the
+  // events; ends when it is done.
+  bool TryDrive(const Condition& done, Deadline deadline, bool* in_charge);
   // With driver_ held: passes until done() or nothing moves for the spin time.
   void Drive(const Condition& done, Deadline deadline);
-  // With driver_ held: makes sure that what comes from here on wakes the thread.
-  void Leave();
-  void Unlock();
-  void SleepUntil(const Condition& done, Deadline deadline);
+  void LearnFromSpin(bool succeeded);
+  // With driver_ held: a last look, before it the bell is armed if `arms`, so that what comes from here
+  // on wakes somebody.
+  void LastLook(bool arms);
+  // True if there was an event, which nobody else sees then.
+  bool SleepOnEvents(Deadline deadline);
+  void SleepOnWaiters(const Condition& done, Deadline deadline);
+  void WakeThread();
+  // Lets the thread watch the events if it rests.
+  void RouseThread();
   void Run();
-  // With driver_ held, on the thread: how long to sleep, in ms; -1 without limit.
-  int PrepareSleep(bool moved);
+  // One round of the thread: pass, then watch or rest.
+  void Round();
+  void RestFor(std::chrono::milliseconds limit);
+  int TimeoutUntil(Deadline deadline) const;
 
   Work* const work_;
   Doorbell* const bell_;
   const std::chrono::nanoseconds spin_;
   std::mutex driver_;
-  // The thread could not take a pass because somebody else drove: look again after unlocking.
-  std::atomic<bool> missed_{false};
-  std::atomic<bool> asleep_{false};  // the thread sleeps or is about to
-  bool watching_ = false;            // guarded by driver_
+  std::chrono::nanoseconds spin_budget_;  // guarded by driver_: spin time of the next wait
+  int failed_spins_ = 0;                  // guarded by driver_
   bool active_ = false;              // guarded by driver_: something moved since the thread looked
-  Deadline wake_at_ = kForever;      // guarded by driver_: when the thread wakes by itself
+  std::atomic<bool> rests_{false};   // the thread comes back by itself soon; it alone writes
+  std::atomic<bool> charge_{false};  // a waiter sleeps on the events, or is about to
+  std::atomic<Deadline> next_deadline_{kForever};  // of the work, as last seen
+  std::atomic<ThreadState> state_{ThreadState::kAwake};
+  bool took_events_ = false;  // of the thread
   std::atomic<bool> stopped_{false};
   std::atomic<int64_t> wakeups_{0};
+
+  std::mutex rest_mutex_;
+  std::condition_variable rest_over_;
+  bool roused_ = false;  // guarded by rest_mutex_
 
   std::mutex sleep_mutex_;
   std::condition_variable awake_;

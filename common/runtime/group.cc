@@ -32,7 +32,7 @@ std::vector<Doorbell*> Group::Bells() const {
   return bells;
 }
 
-Task<Status> Group::ShareSegment(uint64_t id, std::shared_ptr<Segment> own,
+Task<Status> Group::ShareSegment(uint64_t id, std::shared_ptr<Segment> own, size_t least,
                                  std::vector<std::shared_ptr<Segment>>* all) {
   Lifelines& lifelines = *context_->wiring->lifelines;
   for (int r = 0; r < ranks_.size(); ++r)
@@ -47,7 +47,7 @@ Task<Status> Group::ShareSegment(uint64_t id, std::shared_ptr<Segment> own,
     BAGUA_CO_RETURN_IF_ERROR(co_await context_->scheduler->Until(
         [&lifelines, peer, id] { return lifelines.HasSegment(peer, id); }, peer));
     Result<std::shared_ptr<Segment>> theirs =
-        Segment::Map(lifelines.TakeSegment(peer, id), own->bytes());
+        Segment::Map(lifelines.TakeSegment(peer, id), least);
     if (!theirs.ok())
       co_return theirs.status().WithContext(
           StrCat("memory of ", context_->wiring->peers[peer].name));
@@ -66,7 +66,9 @@ Task<Status> Group::MakeBackend(uint64_t segment_id, std::unique_ptr<CollectiveB
   if (!own.ok()) co_return own.status();
   ShmGroup::Prepare(config, own.value().get());
   std::vector<std::shared_ptr<Segment>> segments;
-  BAGUA_CO_RETURN_IF_ERROR(co_await ShareSegment(segment_id, own.value(), &segments));
+  // A peer's segment may be smaller, if its configuration is another: Check tells.
+  BAGUA_CO_RETURN_IF_ERROR(
+      co_await ShareSegment(segment_id, own.value(), sizeof(ShmGroupHeader), &segments));
   auto group = std::make_unique<ShmGroup>(config, ranks_, std::move(segments), Bells(),
                                           context_->scheduler);
   BAGUA_CO_RETURN_IF_ERROR(group->Check());
@@ -113,7 +115,8 @@ Task<Status> Group::StartPlan(OperationPtr operation) {
   } else {
     std::vector<std::shared_ptr<Segment>> segments;
     BAGUA_CO_RETURN_IF_ERROR(
-        co_await ShareSegment(SegmentId(kPlanSegment, number), plan.segment(), &segments));
+        co_await ShareSegment(SegmentId(kPlanSegment, number), plan.segment(),
+                              plan.segment()->bytes(), &segments));
     exchange.shared = std::make_unique<SharedBuckets>(plan.layout(), ranks_, std::move(segments),
                                                       Bells(), context_->scheduler);
   }

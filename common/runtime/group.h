@@ -58,8 +58,8 @@ class Group {
 
  private:
   bool shares_memory() const;
-  // Gives `own` to the other members and takes theirs; `all` by rank of the group.
-  Task<Status> ShareSegment(uint64_t id, std::shared_ptr<Segment> own,
+  // Gives `own` to the other members and takes theirs, of `least` octets; `all` by rank of the group.
+  Task<Status> ShareSegment(uint64_t id, std::shared_ptr<Segment> own, size_t least,
                             std::vector<std::shared_ptr<Segment>>* all);
   std::vector<Doorbell*> Bells() const;
   Task<Status> MakeBackend(uint64_t segment_id, std::unique_ptr<CollectiveBackend>* backend);

@@ -117,12 +117,13 @@ Status Negotiator::ReceiveSubmissions(int peer, Reader* reader) {
 }
 
 void Negotiator::Apply(Response response) {
-  for (const uint32_t id : response.forgotten) Forget(id);
   for (Unit& unit : response.units) {
     AgreedUnit agreed;
     for (Agreement& agreement : unit.agreements) ApplyAgreement(std::move(agreement), &agreed);
     if (!agreed.empty()) units_.push_back(std::move(agreed));
   }
+  // Units may name ids, or give them out, that the same response forgets.
+  for (const uint32_t id : response.forgotten) Forget(id);
 }
 
 void Negotiator::ApplyAgreement(Agreement agreement, AgreedUnit* unit) {
@@ -170,11 +171,10 @@ void Negotiator::Forget(uint32_t id) {
     drop(&id_of_name_, known.name);
     drop(&id_of_signature_, known.signature);
   }
-  // The coordinator may have dropped a submission that named the id after it forgot it.
+  // The coordinator dropped submissions that named the id after it forgot it.
   std::vector<OperationPtr> again;
   for (const auto& [key, waiting] : waiting_)
     if (waiting.id == id) again.push_back(waiting.operation);
-  if (coordinates()) return;  // its submissions reach the coordinator at once
   for (const OperationPtr& operation : again) Send(operation, true);
 }
 

@@ -267,6 +267,8 @@ Status Lifelines::SendMessage(int peer, uint32_t type, uint64_t id, const Bytes&
       continue;
     }
     if (errno == EINTR) continue;
+    if (errno == EPIPE || errno == ECONNRESET)
+      return Status(StatusCode::kPeerLost, StrCat("rank ", peer, " closed its lifeline"));
     if (errno != EAGAIN) return ErrnoStatus(StrCat("telling rank ", peer), errno);
     // The peer's watcher always reads; a full socket means that its process is stopped.
     pollfd room{watched.socket.get(), POLLOUT, 0};

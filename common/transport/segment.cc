@@ -44,6 +44,7 @@ Result<std::shared_ptr<Segment>> Segment::Map(UniqueFd fd, size_t bytes) {
   if (static_cast<size_t>(info.st_size) < bytes)
     return Status(StatusCode::kInternal, StrCat("a peer's segment holds ", info.st_size,
                                                 " bytes instead of ", bytes));
+  bytes = static_cast<size_t>(info.st_size);
   Result<std::byte*> data = MapShared(fd.get(), bytes);
   if (!data.ok()) return data.status();
   return std::shared_ptr<Segment>(new Segment(std::move(fd), data.value(), bytes));

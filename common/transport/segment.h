@@ -17,7 +17,7 @@ class Segment {
   // Zeroed, page-aligned memory of at least `bytes`, taken at once: kInternal if the machine has not
   // enough, rather than a fault at the first write.
   static Result<std::shared_ptr<Segment>> Create(size_t bytes);
-  // Maps a peer's segment. kInternal if the file is smaller than `bytes`.
+  // Maps a peer's segment whole. kInternal if the file is smaller than `bytes`.
   static Result<std::shared_ptr<Segment>> Map(UniqueFd fd, size_t bytes);
   ~Segment();
   Segment(const Segment&) = delete;

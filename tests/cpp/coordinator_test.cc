@@ -265,7 +265,9 @@ TEST(Coordinator, TellsWhatWaitsSinceWhenAndForWhom) {
   EXPECT_EQ(stalls[0].since, At(10));
   stalls = coordinator.Stalls(At(25));
   ASSERT_EQ(stalls.size(), 2u);
-  EXPECT_EQ(stalls[1].missing, std::vector<int>{6});
+  const Stall& late = stalls[stalls[0].what == "allreduce 'late'" ? 0 : 1];
+  EXPECT_EQ(late.missing, std::vector<int>{6});
+  EXPECT_EQ(late.since, At(20));
 }
 
 TEST(Coordinator, TimesOutWhatWaitedTooLong) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cmath>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -138,15 +139,14 @@ TEST_P(FailureTest, GroupsWithoutTheLeaverGoOn) {
       cluster.Destroy(rank);
       return;
     }
-    const Result<uint32_t> group = engine.AddGroup(stayers, Patience());
+    Result<uint32_t> group = engine.AddGroup(stayers, Patience());
     ExpectOk(group.status());
     ExpectOk(RunOne(&engine, MakeBarrier("the group is made")));
     ExpectFails(RunOne(&engine, MakeBarrier("everyone")), StatusCode::kPeerLost, {victim_name()});
     for (int i = 0; i < 5; ++i) {
       Bytes data = ValuesOf(DType::kInt32, 30000, rank, i);
-      Result<uint32_t> again = group;
       ExpectOk(RunOne(&engine, MakeAllreduce("stayers", DType::kInt32, &data, ReduceOp::kSum,
-                                             again.value())));
+                                             group.value())));
       ExpectReduced(data, DType::kInt32, ReduceOp::kSum, stayers, i);
     }
   });
@@ -201,8 +201,8 @@ TEST_P(CutTest, DeathAmidDataEndsEveryRanksOperations) {
       }
     }
     EXPECT_EQ(status.code(), StatusCode::kPeerLost) << status.message();
-    if (rank != victim())
-      EXPECT_NE(status.message().find(victim_name()), std::string::npos) << status.message();
+    EXPECT_TRUE(rank == victim() || status.message().find(victim_name()) != std::string::npos)
+        << status.message();
   });
 }
 
@@ -383,7 +383,7 @@ INSTANTIATE_TEST_SUITE_P(Fabrics, PatienceTest,
                          [](const auto& info) { return Name(info.param); });
 
 TEST_P(PatienceTest, TimesOutWhenOneRankNeverSubmitsAndTheJobGoesOn) {
-  Cluster cluster(GetParam(), 3, Limits(0, kSanitized ? 1 : 0.2));
+  Cluster cluster(GetParam(), 3, Limits(0, kSanitized ? 2 : 0.5));
   cluster.Run([](int rank, Engine& engine) {
     const std::string waited = StrCat("waited ", engine.config().timeout_seconds, " s");
     if (rank != 1)
@@ -401,7 +401,7 @@ TEST_P(PatienceTest, TimesOutWhenOneRankNeverSubmitsAndTheJobGoesOn) {
 }
 
 TEST_P(PatienceTest, TimesOutAPlanThatOneRankDoesNotFillNamingBucketAndRank) {
-  Cluster cluster(GetParam(), 2, Limits(0, kSanitized ? 1 : 0.2));
+  Cluster cluster(GetParam(), 2, Limits(0, kSanitized ? 2 : 0.5));
   cluster.Run([](int rank, Engine& engine) {
     const auto plan = OneOfEachKind::PlanOf(&engine, "model");
     ExpectOk(RunOne(&engine, engine.RegisterPlan(plan, 0)));
@@ -445,7 +445,7 @@ class Lines {
 
 TEST_P(PatienceTest, WarnsOnceOfAnOperationThatSomeRanksSubmitted) {
   Lines lines;
-  Cluster cluster(GetParam(), 3, Limits(0.05, 0),
+  Cluster cluster(GetParam(), 3, Limits(0.5, 0),
                   [&](int rank, const std::string& line) { lines.Add(rank, line); });
   cluster.Run([&](int rank, Engine& engine) {
     if (rank == 1) lines.Await(1);
@@ -455,7 +455,7 @@ TEST_P(PatienceTest, WarnsOnceOfAnOperationThatSomeRanksSubmitted) {
   });
   ASSERT_EQ(lines.lines().size(), 2u);
   for (int i = 0; i < 2; ++i) {
-    const std::string& line = lines.lines()[i];
+    const std::string line = lines.lines()[i];
     EXPECT_NE(line.find(i == 0 ? "allreduce 'late' waits" : "allreduce 'late again' waits"),
               std::string::npos)
         << line;
@@ -465,7 +465,7 @@ TEST_P(PatienceTest, WarnsOnceOfAnOperationThatSomeRanksSubmitted) {
 
 TEST_P(PatienceTest, WarnsOnceOfAPlanThatWaitsForARank) {
   Lines lines;
-  Cluster cluster(GetParam(), 2, Limits(0.05, 0),
+  Cluster cluster(GetParam(), 2, Limits(0.5, 0),
                   [&](int rank, const std::string& line) { lines.Add(rank, line); });
   cluster.Run([&](int rank, Engine& engine) {
     const auto plan = OneOfEachKind::PlanOf(&engine, "model");

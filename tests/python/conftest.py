@@ -95,9 +95,7 @@ def run_ranks(rank_server: RankServer) -> RunRanks:
     With ``ok`` every rank must exit with 0; the output is the message if one does not.
     """
 
-    def run(
-        script: str, ranks: int, *arguments: str, ok: bool = True, **variables: str
-    ) -> Outcome:
+    def run(script: str, ranks: int, *arguments: str, ok: bool = True, **variables: str) -> Outcome:
         outcome = rank_server.run(script, ranks, *arguments, **variables)
         if ok and any(code != 0 for code in outcome.codes):
             pytest.fail(f"exit codes {outcome.codes}\n{outcome.output[-8000:]}", pytrace=False)

@@ -102,6 +102,16 @@ def test_a_step_that_a_rank_never_makes(run_ranks: RunRanks, tmp_path: Path) -> 
         assert "DistributedOptimizer" in text and seconds < 10, job.output
 
 
+def test_parameters_that_one_rank_alone_adds(run_ranks: RunRanks, tmp_path: Path) -> None:
+    limits = {"BAGUA_STALL_WARNING_SECONDS": "0.3", "BAGUA_TIMEOUT_SECONDS": "1"}
+    limits["BAGUA_TEST_MOMENT"] = str(tmp_path / "moment")
+    job = run_ranks("failures.py", 3, "change", ok=False, **limits)
+    got = results(job.output)
+    assert len(got) == 3 and job.codes == [0, 0, 0], job.output
+    assert all("DistributedOptimizer" in text for _, text, _ in got), job.output
+    assert any("rank 2" in text for _, text, _ in got), job.output
+
+
 def test_the_launcher_ends_a_job_that_lost_a_rank(
     launch_ranks: LaunchRanks, tmp_path: Path
 ) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+LaunchRanks = Callable[..., "subprocess.CompletedProcess[str]"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -16,22 +22,35 @@ def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_package_alone_imports_no_framework(tmp_path: Path) -> None:
-    code = "import sys, bagua_ext, bagua_ext.basics; print('torch' in sys.modules)"
-    assert python(code, tmp_path).stdout.strip() == "False"
-
-
-def test_a_folder_named_torch_is_not_taken_for_pytorch(tmp_path: Path) -> None:
-    (tmp_path / "torch").mkdir()
     code = """
+import sys, bagua_ext, bagua_ext.basics
+bagua_ext.basics.init()
+print({"torch", "numpy", "tensorflow"} & sys.modules.keys() or "none")
+"""
+    result = python(code, tmp_path)
+    assert result.stdout.strip() == "none", result.stderr
+
+
+@pytest.mark.parametrize("folder", (False, True))
+def test_without_pytorch_the_error_says_what_to_install(tmp_path: Path, folder: bool) -> None:
+    """A folder named torch on the path can be imported, but it is not PyTorch."""
+    if folder:
+        (tmp_path / "torch").mkdir()
+    code = (
+        f"""
+folder = {folder}
+"""
+        + """
 import importlib.util, importlib.machinery
 found = importlib.util.find_spec
 def without_torch(name, package=None):
     if name == "torch":
-        return importlib.machinery.ModuleSpec("torch", None, is_package=True)
+        return importlib.machinery.ModuleSpec("torch", None, is_package=True) if folder else None
     return found(name, package)
 importlib.util.find_spec = without_torch
 import bagua_ext.torch
 """
+    )
     result = python(code, tmp_path)
     assert result.returncode == 1
     assert "ImportError" in result.stderr and "pip install torch" in result.stderr
@@ -58,3 +77,10 @@ for call in (hvd.rank, hvd.size, lambda: hvd.allreduce(torch.ones(1)), hvd.barri
         print("init" in str(error), isinstance(error, ValueError))
 """
     assert python(code, tmp_path).stdout.split() == ["True"] * 8
+
+
+def test_importing_and_starting_adds_little_to_torch(launch_ranks: LaunchRanks) -> None:
+    job = launch_ranks("start_cost.py", 2)
+    added = [float(text) for text in re.findall(r"added ([0-9.]+) s", job.stdout)]
+    print(job.stdout)
+    assert len(added) == 2 and max(added) < 0.3, job.stdout

@@ -128,8 +128,9 @@ def _measure_batch(batch: int, alone: dict[str, float], job: Job) -> list[Row]:
     joined = _plain(model, torch.cat(inputs))
     for _ in range(rounds + job.options.warmup):
         joined.step()
-    for name in trainers.keys() - {LOCAL}:
-        check_weights(name, trainers[name].weights(), joined.weights(), start)
+    for name, trainer in trainers.items():
+        if name != LOCAL:
+            check_weights(name, trainer.weights(), joined.weights(), start)
 
     early = _early_share(trainers[OURS].optimizer)
     rows = [Row(f"batch {batch}", name, seconds) for name, seconds in samples.items()]
@@ -145,7 +146,7 @@ def _early_share(optimizer: torch.optim.Optimizer) -> float:
 def _with_overlap(row: Row, local: float, alone: dict[str, float], early: float) -> Row:
     if row.candidate not in alone:
         return row
-    hidden = 1 - (row.median - local) / alone[row.candidate]
+    hidden = min(1.0, 1 - (row.median - local) / alone[row.candidate])
     text = f"exchange alone {alone[row.candidate] * 1e3:.1f} ms, hidden {100 * hidden:.0f} %"
     if row.candidate == OURS:
         text += f", {100 * early:.0f} % of bytes before backward ended"

@@ -22,7 +22,7 @@ from torch import nn
 import bagua_ext.torch as hvd
 
 BIG = 6 << 20  # elements, so that a collective takes some milliseconds
-ROUNDS = 10_000
+ROUNDS = 10_000_000
 MOMENT = Path(os.environ["BAGUA_TEST_MOMENT"])
 
 
@@ -128,6 +128,19 @@ def idle(doomed: bool) -> None:
         optimizer.step()
 
 
+def change_alone(doomed: bool) -> None:
+    """The doomed rank adds parameters, which registers a new plan; the others use the old one."""
+    first, second = nn.Linear(3, 3), nn.Linear(3, 2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(first.parameters(), lr=0.1))
+    for _ in range(2):
+        optimizer.zero_grad()
+        second(first(torch.ones(2, 3))).sum().backward()
+        optimizer.step()
+        if doomed:
+            optimizer.add_param_group({"params": list(second.parameters())})
+    raise AssertionError("the ranks did not notice that their plans differ")
+
+
 def load_with_workers(doomed: bool, how: str) -> None:
     """The rank dies while its forked data-loader workers live: they must not hold its place."""
     data = torch.utils.data.TensorDataset(torch.arange(1 << 20, dtype=torch.float32))
@@ -173,6 +186,8 @@ def run(place: str, how: str) -> None:
         hvd.allreduce(torch.ones(3), name="lonely")
     elif place == "idle":
         idle(doomed)
+    elif place == "change":
+        change_alone(doomed)
     else:
         call = collective(place)
         if doomed:

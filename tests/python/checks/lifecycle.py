@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
+import sys
+import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from driver import raised, run_checks
@@ -269,6 +274,57 @@ def check_training_goes_on_after_shutdown_and_init() -> None:
     hvd.init()
     pair.train(3, seed=1)
     pair.check()
+
+
+def check_a_forked_child_knows_its_place_and_leaves_the_job_alone() -> None:
+    pair = Pair()
+    pair.train(2)
+    place = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.is_homogeneous())
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        with failing_the_process():
+            assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.is_homogeneous()) == place
+            assert not hvd.is_initialized()
+            raised(hvd.NotInitializedError, hvd.barrier, "forked", f"rank {hvd.rank()}")
+            gather = lambda: hvd.allgather(torch.ones(2))  # noqa: E731
+            raised(hvd.NotInitializedError, gather, "forked")
+            loss = loss_of(pair.shared, next(batches(1))[1])
+            raised(hvd.NotInitializedError, loss.backward, "forked")
+            hvd.shutdown()
+            del pair
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    pair.train(2, seed=1)
+    pair.check()
+
+
+def check_data_loaders_with_forked_workers() -> None:
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 24
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.tensor([index, hvd.rank(), hvd.size()])
+
+    options = {"batch_size": 4, "num_workers": 2, "multiprocessing_context": "fork"}
+    for _ in range(2):
+        loader = torch.utils.data.DataLoader(Rows(), **options)
+        for batch in loader:
+            assert batch[:, 1].eq(hvd.rank()).all() and batch[:, 2].eq(hvd.size()).all()
+            total = hvd.allreduce(batch[:, 0], name="rows", op=hvd.Sum)
+            assert torch.equal(total, batch[:, 0] * hvd.size())
+
+
+@contextmanager
+def failing_the_process() -> Iterator[None]:
+    """Ends this process with 0, or with 1 and the error if there is one."""
+    try:
+        yield
+    except BaseException:
+        traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(1)
+    os._exit(0)
 
 
 def check_ranks_with_different_models_are_told_so() -> None:

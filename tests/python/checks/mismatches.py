@@ -81,6 +81,58 @@ def check_groups_of_different_length() -> None:
     job_is_usable()
 
 
+def check_a_handle_tells_and_leaves_its_tensor() -> None:
+    x = torch.full((64 if odd() else 128,), 7.0)
+    handle = hvd.allreduce_async_(x, name="in place")
+    raised(hvd.MismatchError, lambda: hvd.synchronize(handle), "in place", "[64]", "[128]")
+    assert torch.equal(x, torch.full_like(x, 7.0))
+    assert hvd.poll(handle)
+    job_is_usable()
+
+
+def check_the_texts_are_the_same_everywhere() -> None:
+    call = lambda: hvd.allreduce(torch.ones(2 + hvd.rank()), name="text")  # noqa: E731
+    texts = hvd.allgather_object(str(raised(hvd.MismatchError, call, "text")))
+    assert len(set(texts)) == 1, texts
+    assert issubclass(hvd.MismatchError, hvd.HorovodInternalError)
+
+
+def check_other_operations_in_flight_are_not_touched() -> None:
+    good = [hvd.allreduce_async(torch.ones(100), name=f"good{i}", op=hvd.Sum) for i in range(5)]
+    bad = hvd.allreduce_async(torch.ones(3 if odd() else 4), name="bad")
+    good += [hvd.allreduce_async(torch.ones(9), name=f"good{i}", op=hvd.Sum) for i in range(5, 9)]
+    raised(hvd.MismatchError, lambda: hvd.synchronize(bad), "bad")
+    for handle in good:
+        assert hvd.synchronize(handle).eq(hvd.size()).all()
+
+
+def check_objects_and_parameters() -> None:
+    call = lambda: hvd.broadcast_object(1, 1 if odd() else 0, name="object")  # noqa: E731
+    raised(hvd.MismatchError, call, "object")
+    job_is_usable()
+
+
+def check_optimizer_arguments() -> None:
+    sums, halves = {"op": hvd.Sum}, {"compression": hvd.Compression.bf16}
+    for options, word in ((sums, "sum"), (halves, "bf16")):
+        model = torch.nn.Linear(3, 2)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(inner, **(options if odd() else {}))
+        error = raised(hvd.MismatchError, model(torch.ones(1, 3)).sum().backward, "rank 1")
+        assert word in str(error).lower(), error
+        del optimizer
+    job_is_usable()
+
+
+def check_layouts_of_parameters() -> None:
+    model = torch.nn.Conv2d(3, 4, 3)
+    model.to(memory_format=torch.channels_last if odd() else torch.contiguous_format)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    raised(hvd.MismatchError, model(torch.ones(1, 3, 4, 4)).sum().backward, "strides", "rank 1")
+    del optimizer
+    job_is_usable()
+
+
 def check_a_name_that_is_in_flight() -> None:
     hvd.barrier()
     first = hvd.allreduce_async_(torch.ones(3), name="twice") if odd() else None

@@ -31,6 +31,64 @@ def check_sgd_and_adam() -> None:
         pair.check()
 
 
+def check_a_steady_state_negotiates_nothing() -> None:
+    for options in ({}, {"bucket_bytes": 300}, {"flatten": False}, {"backward_passes_per_step": 2}):
+        pair = Pair(**options)
+        pair.train(2)
+        before = hvd.counters()
+        buckets = before["plan_buckets"]
+        pair.train(5, seed=1)
+        after = hvd.counters()
+        for name in ("operations", "negotiated_full", "negotiated_cached"):
+            assert after[name] == before[name], (options, name, before, after)
+        assert after["plan_buckets"] > buckets or hvd.size() == 1
+        pair.check()
+
+
+def check_buckets_are_exchanged_while_backward_runs() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(12)))
+    optimizer = wrapped(model, bucket_bytes=1)
+    assert optimizer.overlap() == (0, 0)
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(torch.randn(64, 256)).square().mean().backward()
+        optimizer.step()
+    overlapped, total = optimizer.overlap()
+    # The first backward made the plan; the last bucket of each step may or may not be early.
+    assert total == 20 * 12 * (256 * 256 + 256) * 4, total
+    assert 0 < overlapped <= total, (overlapped, total)
+    same_on_all_ranks(model)
+
+
+def check_channels_last_parameters_and_gradients() -> None:
+    def make_model() -> nn.Module:
+        torch.manual_seed(4)
+        layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten())
+        return nn.Sequential(*layers).to(memory_format=torch.channels_last)
+
+    for options in ({}, {"fused": True}, {"foreach": True}):
+
+        def make(params: object, options: dict[str, bool] = options) -> torch.optim.Optimizer:
+            return torch.optim.Adam(params, lr=0.01, **options)
+
+        pair = Pair(make, make_model=make_model)
+        size, rank = hvd.size(), hvd.rank()
+        for step in range(3):
+            generator = torch.Generator().manual_seed(step)
+            x = torch.randn(2 * size, 3, 8, 8, generator=generator)
+            x = x.to(memory_format=torch.channels_last)
+            own = x[2 * rank : 2 * rank + 2]
+            for model, optimizer, part in (
+                (pair.alone, pair.plain, x),
+                (pair.shared, pair.distributed, own),
+            ):
+                optimizer.zero_grad()
+                model(part).square().mean().backward()
+                optimizer.step()
+        pair.check()
+
+
 def check_small_buckets_groups_and_predivision() -> None:
     model = build()
     lists = [list(model[0].parameters()), list(model[4].parameters())]
@@ -295,15 +353,6 @@ def check_gradient_scaler() -> None:
         pair.check()
 
 
-def check_compiled_module() -> None:
-    pair = Pair()
-    compiled = torch.compile(pair.shared, backend="aot_eager")
-    for joined, own in batches(4):
-        plain_step(pair.alone, pair.plain, joined)
-        plain_step(compiled, pair.distributed, own)
-    pair.check()
-
-
 class Checkpointed(nn.Module):
     """Recomputes nested parts in backward; `shared` is used inside and outside of them."""
 
@@ -387,6 +436,54 @@ def check_sparse_gradients() -> None:
     loss = refusing(torch.tensor([1])).sum()
     raised(ValueError, loss.backward, "sparse_as_dense")
     del optimizer
+
+
+def check_gradients_of_higher_order() -> None:
+    def step(model: nn.Module, optimizer: object, batch: object) -> None:
+        optimizer.zero_grad()
+        x = batch[0].clone().requires_grad_()
+        loss = nn.functional.mse_loss(model(x), batch[1])
+        # The penalty is a mean over rows, as the loss is.
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        (loss + slope.square().sum(1).mean()).backward()
+        optimizer.step()
+
+    pair = Pair()
+    pair.train(4, step)
+    pair.check()
+
+
+def check_a_parameter_used_twice_and_tied_weights() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(6)
+            self.one, self.out = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, 3)
+            self.two = nn.Linear(FEATURES, FEATURES)
+            self.two.weight = self.one.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(torch.tanh(self.two(torch.tanh(self.one(self.one(x))))))
+
+    pair = Pair(make_model=Tied)
+    pair.train(4)
+    pair.check()
+
+
+def check_a_backward_that_raises_is_repaired_by_synchronize() -> None:
+    pair = Pair()
+    pair.train(2)
+    handle = pair.shared[2].weight.register_hook(lambda grad: 1 / 0)
+    joined, own = next(batches(1, seed=1))
+    plain_step(pair.alone, pair.plain, joined)
+    pair.distributed.zero_grad()
+    raised(ZeroDivisionError, lambda: loss_of(pair.shared, own).backward(), "zero")
+    handle.remove()
+    pair.distributed.synchronize()  # the step that began ends, on all ranks
+    pair.distributed.zero_grad()
+    loss_of(pair.shared, own).backward()
+    pair.distributed.step()
+    pair.check()
 
 
 if __name__ == "__main__":
