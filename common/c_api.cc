@@ -247,6 +247,7 @@ std::vector<NamedCounter> ReadCounters(const Engine& engine) {
           {"gathered_bytes", own.gathered_bytes},
           {"plan_buckets", own.plan_buckets},
           {"plan_bytes", own.plan_bytes},
+          {"copied_bytes", own.copies.bytes},
           {"messages_sent", mesh.messages_sent},
           {"bytes_sent_tcp", mesh.bytes_sent_tcp},
           {"bytes_sent_shm", mesh.bytes_sent_ring},

@@ -38,6 +38,7 @@ from bagua_ext.exceptions import (  # noqa: E402
     PeerLostError,
 )
 from bagua_ext.process_sets import global_process_set  # noqa: E402
+from bagua_ext.torch._compile import keep_out  # noqa: E402
 from bagua_ext.torch._gradients import register_for_compile  # noqa: E402
 from bagua_ext.torch._reduce_op import Adasum, Average, Max, Min, Product, Sum  # noqa: E402
 from bagua_ext.torch.compression import Compression  # noqa: E402
@@ -79,6 +80,10 @@ from bagua_ext.torch.operations import (  # noqa: E402
 from bagua_ext.torch.optimizer import DistributedOptimizer  # noqa: E402
 
 register_for_compile()
+for _function in (basics.init, shutdown, is_initialized, counters, rank, size, local_rank):
+    keep_out(_function)
+for _function in (local_size, cross_rank, cross_size, is_homogeneous):
+    keep_out(_function)
 
 
 def init(ranks: object = None, process_sets: object = None) -> None:

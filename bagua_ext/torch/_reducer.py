@@ -22,6 +22,7 @@ from bagua_ext._core import lib
 from bagua_ext.exceptions import MismatchError
 from bagua_ext.torch import _submit
 from bagua_ext.torch._buckets import Piece, lay_out, ready_order
+from bagua_ext.torch._compile import keep_out
 from bagua_ext.torch._plan import Plan, Reduction
 from bagua_ext.torch._reduce_op import Average
 from bagua_ext.torch.operations import broadcast_
@@ -169,6 +170,7 @@ class Reducer:
         self._tasks.add(_graph_task())
         _queue_callback(self._on_task_end)
 
+    @keep_out
     def _on_task_end(self) -> None:
         node = _autograd_node()
         if node is None:
@@ -179,6 +181,7 @@ class Reducer:
         self._nests = True
         node.register_hook(self._on_outer_node)
 
+    @keep_out
     def _on_outer_node(self, *_gradients: Any) -> None:
         if _graph_task() not in self._tasks:
             self._watch(None)
@@ -335,6 +338,7 @@ class Reducer:
 
 
 def _make_hook(own: weakref.ref[Reducer], index: int) -> Callable[[Parameter], None]:
+    @keep_out
     def hook(parameter: Parameter) -> None:
         reducer = own()
         if reducer is not None:

@@ -11,6 +11,7 @@ import torch
 
 from bagua_ext.process_sets import GlobalProcessSet, global_process_set, require_global
 from bagua_ext.torch import _gradients, _submit
+from bagua_ext.torch._compile import keep_out
 from bagua_ext.torch._reduce_op import Average, ReduceOp, chosen_op
 from bagua_ext.torch._submit import AlltoallHandle, Handle, TakenHandle, wants_gradient
 from bagua_ext.torch.compression import Compression, Compressor
@@ -28,6 +29,7 @@ def _first(handle: TakenHandle) -> TakenHandle:
     return handle
 
 
+@keep_out
 def grouped_allgather_async(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -41,6 +43,7 @@ def grouped_allgather_async(
     return TakenHandle(number, dense, None)
 
 
+@keep_out
 def allgather_async(
     tensor: Tensor,
     name: str | None = None,
@@ -68,6 +71,7 @@ def allgather(
     return allgather_async(tensor, name).wait()
 
 
+@keep_out
 def grouped_allgather(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -83,6 +87,7 @@ def grouped_allgather(
 # ---- reducescatter ------------------------------------------------------------------------------
 
 
+@keep_out
 def grouped_reducescatter_async(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -102,6 +107,7 @@ def grouped_reducescatter_async(
     return TakenHandle(_submit.started(number), dense, None)
 
 
+@keep_out
 def reducescatter_async(
     tensor: Tensor,
     name: str | None = None,
@@ -142,6 +148,7 @@ def reducescatter(
     return compression.decompress(output, context)
 
 
+@keep_out
 def grouped_reducescatter(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -174,6 +181,7 @@ def _rows(splits: Tensor | Sequence[int] | None) -> Tensor:
     return torch.as_tensor(splits, dtype=torch.int64, device="cpu")
 
 
+@keep_out
 def alltoall_async(
     tensor: Tensor,
     splits: Tensor | Sequence[int] | None = None,

@@ -14,6 +14,7 @@ import torch
 from bagua_ext import basics
 from bagua_ext.exceptions import MismatchError
 from bagua_ext.process_sets import GlobalProcessSet, global_process_set, require_global
+from bagua_ext.torch._compile import keep_out
 from bagua_ext.torch._reduce_op import Min
 from bagua_ext.torch.exchanges import allgather
 from bagua_ext.torch.operations import allreduce, broadcast_
@@ -36,6 +37,7 @@ def _from_bytes(data: Tensor) -> Any:
     return pickle.loads(data.numpy().tobytes())
 
 
+@keep_out
 def broadcast_object(
     obj: Any = None,
     root_rank: int = 0,
@@ -58,6 +60,7 @@ def broadcast_object(
     return obj if is_root else _from_bytes(data)
 
 
+@keep_out
 def allgather_object(
     obj: Any, name: str | None = None, process_set: GlobalProcessSet = global_process_set
 ) -> list[Any]:
@@ -128,6 +131,7 @@ def _broadcast_tensors(named: NamedTensors, root_rank: int, what: str) -> None:
             tensor.copy_(part.view(tensor.shape))
 
 
+@keep_out
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, Any]],
     root_rank: int,
@@ -198,6 +202,7 @@ def _put_tensors(value: Any, tensors: Mapping[int, Tensor]) -> Any:
     return value
 
 
+@keep_out
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int,

@@ -20,6 +20,7 @@ import torch
 from bagua_ext._core import lib
 from bagua_ext.process_sets import GlobalProcessSet, global_process_set, require_global
 from bagua_ext.torch import _gradients, _submit
+from bagua_ext.torch._compile import keep_out
 from bagua_ext.torch._reduce_op import ReduceOp, chosen_op
 from bagua_ext.torch._submit import GroupHandle, Handle, dense, wants_gradient
 from bagua_ext.torch.compression import Compression, Compressor
@@ -30,6 +31,7 @@ _ALLREDUCE, _BROADCAST = lib.BAGUA_ALLREDUCE, lib.BAGUA_BROADCAST
 _is_compiling = torch.compiler.is_compiling
 
 
+@keep_out
 def synchronize(handle: Handle) -> Any:
     """Waits for an asynchronous operation and returns its result.
 
@@ -39,11 +41,13 @@ def synchronize(handle: Handle) -> Any:
     return handle.wait()
 
 
+@keep_out
 def poll(handle: Handle) -> bool:
     """True once ``synchronize`` would return at once."""
     return handle.poll()
 
 
+@keep_out
 def barrier(process_set: GlobalProcessSet = global_process_set) -> None:
     """Waits until every rank called it."""
     require_global(process_set)
@@ -89,6 +93,7 @@ def _run_new(kind: int, tensor: Tensor, *arguments: Any) -> Tensor:
     return output
 
 
+@keep_out
 def allreduce_async_(
     tensor: Tensor,
     average: bool | None = None,
@@ -105,6 +110,7 @@ def allreduce_async_(
     return _start_in_place(_ALLREDUCE, tensor, name, op, 0, prescale_factor, postscale_factor)
 
 
+@keep_out
 def allreduce_async(
     tensor: Tensor,
     average: bool | None = None,
@@ -172,6 +178,7 @@ def allreduce(
     return compression.decompress(output, context)
 
 
+@keep_out
 def grouped_allreduce_async_(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -198,6 +205,7 @@ def grouped_allreduce_async_(
     return GroupHandle(number, values, settle)
 
 
+@keep_out
 def grouped_allreduce_async(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -216,6 +224,7 @@ def grouped_allreduce_async(
     return GroupHandle(number, values, lambda: outputs)
 
 
+@keep_out
 def grouped_allreduce_(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -259,6 +268,7 @@ def grouped_allreduce(
 # ---- broadcast ----------------------------------------------------------------------------------
 
 
+@keep_out
 def broadcast_async_(
     tensor: Tensor,
     root_rank: int,
@@ -270,6 +280,7 @@ def broadcast_async_(
     return _start_in_place(_BROADCAST, tensor, name, 0, root_rank)
 
 
+@keep_out
 def broadcast_async(
     tensor: Tensor,
     root_rank: int,

@@ -12,6 +12,7 @@ import torch
 
 from bagua_ext import basics
 from bagua_ext.process_sets import GlobalProcessSet, global_process_set, require_global
+from bagua_ext.torch._compile import keep_out
 from bagua_ext.torch._plan import Reduction
 from bagua_ext.torch._reduce_op import Average, ReduceOp, Sum, chosen_op
 from bagua_ext.torch._reducer import Reducer, Settings
@@ -116,6 +117,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # ---- A step -------------------------------------------------------------------------------
 
+    @keep_out
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Makes the wrapped optimizer's step; reduces first what ``backward`` has not.
 
@@ -145,6 +147,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         return reduced
 
+    @keep_out
     def synchronize(self) -> None:
         """Reduces the gradients of a window of backwards that is not complete; else does nothing.
 
@@ -166,6 +169,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         _check_passes(passes)
         self._arguments["passes"] = self._reducer.passes = passes
 
+    @keep_out
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops all gradients, or sets them to zero in place."""
         self._optimizer.zero_grad(set_to_none)

@@ -3,7 +3,9 @@
 #define BAGUA_COMMON_COLLECTIVE_BACKEND_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
@@ -61,6 +63,14 @@ class Pieces {
   size_t count_ = 0;
 };
 
+// Octets copied between users' memory and buffers on the way. Read by any thread.
+struct CopyCounter {
+  std::atomic<int64_t> bytes{0};
+  void Add(size_t more) {
+    bytes.fetch_add(static_cast<int64_t>(more), std::memory_order_relaxed);
+  }
+};
+
 // How values are combined.
 struct Reduction {
   DType dtype = DType::kFloat32;
@@ -102,8 +112,9 @@ struct GroupRanks {
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
-// Ring, tree and direct exchange over messages; any hosts. Both must outlive the backend.
-std::unique_ptr<CollectiveBackend> MakeMeshBackend(Mesh* mesh, GroupRanks group);
+// Ring, tree and direct exchange over messages; any hosts. All must outlive the backend.
+std::unique_ptr<CollectiveBackend> MakeMeshBackend(Mesh* mesh, GroupRanks group,
+                                                   CopyCounter* copies);
 
 }  // namespace bagua
 

@@ -19,7 +19,8 @@ constexpr size_t kSegmentBytes = size_t{256} << 10;
 
 class MeshBackend final : public CollectiveBackend {
  public:
-  MeshBackend(Mesh* mesh, GroupRanks group) : mesh_(mesh), group_(std::move(group)) {}
+  MeshBackend(Mesh* mesh, GroupRanks group, CopyCounter* copies)
+      : mesh_(mesh), group_(std::move(group)), copies_(copies) {}
   const char* name() const override { return "mesh"; }
 
   Task<Status> Allreduce(Tag tag, const Pieces& data, Reduction how) override;
@@ -53,6 +54,7 @@ class MeshBackend final : public CollectiveBackend {
 
   Mesh* const mesh_;
   const GroupRanks group_;
+  CopyCounter* const copies_;
 };
 
 // Binomial tree, reduced in rank order: rank r takes in r + 1, r + 2, r + 4, ... whose subtrees follow
@@ -170,6 +172,7 @@ Task<Status> MeshBackend::Allreduce(Tag tag, const Pieces& data, Reduction how) 
   if (flat.empty()) {
     packed.resize(data.bytes());
     data.Pack(0, data.count(), packed.data());
+    copies_->Add(data.bytes());
     flat = packed;
   }
   const bool rounds_partial_sums = each == 2 && IsFloating(how.dtype);
@@ -201,7 +204,10 @@ Task<Status> MeshBackend::Allreduce(Tag tag, const Pieces& data, Reduction how) 
     Scale(how.dtype, flat.data() + mine.begin, mine.count / each, after);
     BAGUA_CO_RETURN_IF_ERROR(co_await RingAllgather(tag, flat, chunks));
   }
-  if (!packed.empty()) data.Unpack(0, data.count(), packed.data());
+  if (!packed.empty()) {
+    data.Unpack(0, data.count(), packed.data());
+    copies_->Add(data.bytes());
+  }
   co_return Status();
 }
 
@@ -215,6 +221,7 @@ Task<Status> MeshBackend::Allgather(Tag tag, std::span<const std::byte> in,
   }
   BAGUA_CHECK(begin == out.size()) << begin << " vs " << out.size();
   if (!in.empty()) std::memcpy(out.data() + chunks[rank()].begin, in.data(), in.size());
+  copies_->Add(in.size());
   co_return co_await RingAllgather(tag, out, chunks);
 }
 
@@ -250,6 +257,7 @@ Task<Status> MeshBackend::ReduceScatter(Tag tag, const std::byte* in, std::byte*
   const size_t each = SizeOf(how.dtype);
   Bytes flat(total * each);
   if (total > 0) std::memcpy(flat.data(), in, flat.size());
+  copies_->Add(flat.size());
   BAGUA_CO_RETURN_IF_ERROR(co_await ReduceChunksDirect(tag, flat, chunks, how));
   const Chunk mine = chunks[rank()];
   if (mine.count > 0) std::memcpy(out, flat.data() + mine.begin * each, mine.count * each);
@@ -292,8 +300,9 @@ Task<Status> MeshBackend::Barrier(Tag tag) {
 
 }  // namespace
 
-std::unique_ptr<CollectiveBackend> MakeMeshBackend(Mesh* mesh, GroupRanks group) {
-  return std::make_unique<MeshBackend>(mesh, std::move(group));
+std::unique_ptr<CollectiveBackend> MakeMeshBackend(Mesh* mesh, GroupRanks group,
+                                                   CopyCounter* copies) {
+  return std::make_unique<MeshBackend>(mesh, std::move(group), copies);
 }
 
 }  // namespace bagua

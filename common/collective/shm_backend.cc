@@ -14,7 +14,8 @@ namespace {
 
 class ShmBackend final : public CollectiveBackend {
  public:
-  explicit ShmBackend(std::unique_ptr<ShmGroup> group) : group_(std::move(group)) {}
+  ShmBackend(std::unique_ptr<ShmGroup> group, CopyCounter* copies)
+      : group_(std::move(group)), copies_(copies) {}
   const char* name() const override { return "shm"; }
 
   Task<Status> Allreduce(Tag tag, const Pieces& data, Reduction how) override;
@@ -38,7 +39,15 @@ class ShmBackend final : public CollectiveBackend {
   void ReduceOwn(const Pieces& data, const Chunk& block, uint64_t turn, const Reduction& how);
   void CopyOut(const Pieces& data, const Chunk& block, uint64_t turn);
 
+  // To or from staging memory.
+  void Copy(void* dst, const void* src, size_t bytes) {
+    if (bytes == 0) return;
+    std::memcpy(dst, src, bytes);
+    copies_->Add(bytes);
+  }
+
   const std::unique_ptr<ShmGroup> group_;
+  CopyCounter* const copies_;
   uint64_t slot_turn_ = 0;
   uint64_t staging_turn_ = 0;
 };
@@ -46,6 +55,7 @@ class ShmBackend final : public CollectiveBackend {
 Task<Status> ShmBackend::AllreduceSmall(const Pieces& data, Reduction how) {
   const uint64_t turn = slot_turn_++;
   data.Pack(0, data.count(), group_->slot(rank(), turn));
+  copies_->Add(data.bytes());
   BAGUA_CO_RETURN_IF_ERROR(co_await Meet());
   const size_t each = data.element_bytes();
   std::vector<const void*> inputs(size());
@@ -64,6 +74,7 @@ void ShmBackend::CopyIn(const Pieces& data, const Chunk& block, uint64_t turn) {
     const Chunk chunk = ChunkOf(block.count, size(), part);
     data.Pack(block.begin + chunk.begin, chunk.count,
               group_->staging(rank(), turn) + chunk.begin * data.element_bytes());
+    copies_->Add(chunk.count * data.element_bytes());
   }
 }
 
@@ -88,6 +99,7 @@ void ShmBackend::CopyOut(const Pieces& data, const Chunk& block, uint64_t turn) 
     const Chunk chunk = ChunkOf(block.count, size(), part);
     data.Unpack(block.begin + chunk.begin, chunk.count,
                 group_->staging(part, turn) + chunk.begin * data.element_bytes());
+    copies_->Add(chunk.count * data.element_bytes());
   }
 }
 
@@ -128,14 +140,12 @@ Task<Status> ShmBackend::Allgather(Tag /*tag*/, std::span<const std::byte> in,
   for (size_t k = 0; k < rounds; ++k) {
     const uint64_t turn = staging_turn_++;
     const Chunk mine = BlockOf({0, in.size()}, most, k);
-    if (mine.count > 0)
-      std::memcpy(group_->staging(rank(), turn), in.data() + mine.begin, mine.count);
+    Copy(group_->staging(rank(), turn), in.data() + mine.begin, mine.count);
     BAGUA_CO_RETURN_IF_ERROR(co_await Meet());
     size_t begin = 0;
     for (int r = 0; r < size(); ++r) {
       const Chunk theirs = BlockOf({begin, bytes[r]}, most, k);
-      if (theirs.count > 0)
-        std::memcpy(out.data() + theirs.begin, group_->staging(r, turn), theirs.count);
+      Copy(out.data() + theirs.begin, group_->staging(r, turn), theirs.count);
       begin += bytes[r];
     }
   }
@@ -148,10 +158,10 @@ Task<Status> ShmBackend::Broadcast(Tag /*tag*/, std::span<std::byte> data, int r
     const uint64_t turn = staging_turn_++;
     const Chunk block = BlockOf({0, data.size()}, most, k);
     if (rank() == root)
-      std::memcpy(group_->staging(root, turn), data.data() + block.begin, block.count);
+      Copy(group_->staging(root, turn), data.data() + block.begin, block.count);
     BAGUA_CO_RETURN_IF_ERROR(co_await Meet());
     if (rank() != root)
-      std::memcpy(data.data() + block.begin, group_->staging(root, turn), block.count);
+      Copy(data.data() + block.begin, group_->staging(root, turn), block.count);
   }
   co_return Status();
 }
@@ -171,9 +181,8 @@ Task<Status> ShmBackend::ReduceScatter(Tag /*tag*/, const std::byte* in, std::by
     for (int r = 0; r < size(); ++r) {
       const Chunk theirs = BlockOf({begin, counts[r]}, most, k);
       if (r == rank()) mine = theirs;
-      if (theirs.count > 0)
-        std::memcpy(group_->staging(rank(), turn) + r * most * each, in + theirs.begin * each,
-                    theirs.count * each);
+      Copy(group_->staging(rank(), turn) + r * most * each, in + theirs.begin * each,
+           theirs.count * each);
       begin += counts[r];
     }
     BAGUA_CO_RETURN_IF_ERROR(co_await Meet());
@@ -195,17 +204,14 @@ Task<Status> ShmBackend::Alltoall(Tag /*tag*/, std::span<const std::byte> in,
     size_t begin = 0;
     for (int r = 0; r < size(); ++r) {
       const Chunk part = BlockOf({begin, send_bytes[r]}, most, k);
-      if (part.count > 0)
-        std::memcpy(group_->staging(rank(), turn) + r * most, in.data() + part.begin, part.count);
+      Copy(group_->staging(rank(), turn) + r * most, in.data() + part.begin, part.count);
       begin += send_bytes[r];
     }
     BAGUA_CO_RETURN_IF_ERROR(co_await Meet());
     begin = 0;
     for (int r = 0; r < size(); ++r) {
       const Chunk part = BlockOf({begin, recv_bytes[r]}, most, k);
-      if (part.count > 0)
-        std::memcpy(out.data() + part.begin, group_->staging(r, turn) + rank() * most,
-                    part.count);
+      Copy(out.data() + part.begin, group_->staging(r, turn) + rank() * most, part.count);
       begin += recv_bytes[r];
     }
   }
@@ -216,8 +222,9 @@ Task<Status> ShmBackend::Barrier(Tag /*tag*/) { co_return co_await Meet(); }
 
 }  // namespace
 
-std::unique_ptr<CollectiveBackend> MakeShmBackend(std::unique_ptr<ShmGroup> group) {
-  return std::make_unique<ShmBackend>(std::move(group));
+std::unique_ptr<CollectiveBackend> MakeShmBackend(std::unique_ptr<ShmGroup> group,
+                                                  CopyCounter* copies) {
+  return std::make_unique<ShmBackend>(std::move(group), copies);
 }
 
 }  // namespace bagua

@@ -70,7 +70,8 @@ class ShmGroup {
 };
 
 // The collectives over such a group.
-std::unique_ptr<CollectiveBackend> MakeShmBackend(std::unique_ptr<ShmGroup> group);
+std::unique_ptr<CollectiveBackend> MakeShmBackend(std::unique_ptr<ShmGroup> group,
+                                                  CopyCounter* copies);
 
 }  // namespace bagua
 

@@ -61,6 +61,10 @@ Status Coordinator::Receive(int rank, Submission submission, Deadline now) {
   if (pending.submitted[rank])
     return Status(StatusCode::kInternal, StrCat("rank ", ranks_[rank], " submitted '", key.name,
                                                 "' twice at once"));
+  if (submission.request.position.size() == 2)
+    response_.renewals.push_back({ranks_[rank], key.name,
+                                  static_cast<uint32_t>(submission.request.position[0]),
+                                  static_cast<uint64_t>(submission.request.position[1])});
   pending.submissions[rank] = std::move(submission);
   pending.submitted[rank] = true;
   ++pending.count;

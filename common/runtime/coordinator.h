@@ -43,10 +43,19 @@ struct Agreement {
 struct Unit {
   std::vector<Agreement> agreements;
 };
+// `rank` has dropped plan `number` after `steps` steps and registers another of that name; who waits for
+// it in a later step of the old one waits in vain.
+struct Renewal {
+  int rank = 0;
+  std::string name;
+  uint32_t number = 0;
+  uint64_t steps = 0;
+};
 struct Response {
   std::vector<uint32_t> forgotten;
   std::vector<Unit> units;
-  bool empty() const { return forgotten.empty() && units.empty(); }
+  std::vector<Renewal> renewals;
+  bool empty() const { return forgotten.empty() && units.empty() && renewals.empty(); }
 };
 
 Bytes Encode(const Response& response);

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "common/collective/backend.h"
+
 namespace bagua {
 
 struct Counters {
@@ -18,6 +20,7 @@ struct Counters {
   std::atomic<int64_t> plan_buckets{0};      // buckets of plans that were exchanged
   std::atomic<int64_t> plan_bytes{0};        // their octets
   std::atomic<int64_t> thread_wakeups{0};    // of the background thread
+  CopyCounter copies;
 
   static void Add(std::atomic<int64_t>& counter, int64_t amount = 1) {
     counter.fetch_add(amount, std::memory_order_relaxed);

@@ -187,6 +187,11 @@ OperationPtr Engine::RegisterPlan(std::shared_ptr<Plan> plan, uint32_t group) {
   operation->request.group = group;
   operation->request.details = plan->Details();
   operation->name = plan->name();
+  {
+    std::lock_guard lock(mutex_);
+    const auto before = dropped_plans_.find(plan->name());
+    if (before != dropped_plans_.end()) operation->request.position = before->second;
+  }
   operation->plan = std::move(plan);
   return operation;
 }
@@ -208,6 +213,11 @@ Status Engine::FinishStep(Plan* plan, Deadline deadline) {
 
 void Engine::DropPlan(Plan* plan) {
   plan->Drop();
+  {
+    std::lock_guard lock(mutex_);
+    dropped_plans_[plan->name()] = {plan->number(),
+                                    static_cast<int64_t>(plan->steps_finished())};
+  }
   plan_dropped_.store(true, std::memory_order_release);
   loop_.Notify();
 }
@@ -237,6 +247,7 @@ bool Engine::Pass() {
     moved = true;
   }
   // Both leave answers behind, which the next pass sends.
+  if (!moved && failure_.ok()) CheckRenewals();
   if (!moved && (!leavers_.empty() || !left_.empty())) moved = CheckLeavers();
   if (next_check_ != kForever || outstanding()) moved = CheckStalls() || moved;
   if (plan_dropped_.exchange(false, std::memory_order_acq_rel)) ForgetDroppedPlans();
@@ -323,11 +334,33 @@ void Engine::TakePeerEvents() {
                      StrCat(name, " was lost: ", event.status.message())));
         break;
       case PeerEvent::Kind::kAborted:
-        Abort(event.status.WithContext(StrCat(name, " ended the job's communication")));
+        // A loss names its rank by itself.
+        Abort(event.status.code() == StatusCode::kPeerLost
+                  ? event.status
+                  : event.status.WithContext(StrCat(name, " ended the job's communication")));
         break;
       case PeerEvent::Kind::kLeft:
         leavers_.insert(event.peer);
         break;
+    }
+  }
+}
+
+// A plan that one rank alone registers anew would let the others wait for ever.
+void Engine::CheckRenewals() {
+  for (const LivePlan& live : plans_) {
+    const Plan& plan = *live.plan;
+    const auto group = groups_.find(plan.group());
+    if (plan.dropped() || !plan.exchanging() || group == groups_.end()) continue;
+    for (const Renewal& renewal : group->second.group->negotiator().renewals()) {
+      if (renewal.name != plan.name() || renewal.number != plan.number() ||
+          renewal.rank == rank() || plan.steps_finished() < renewal.steps)
+        continue;
+      return Abort(Status(
+          StatusCode::kMismatch,
+          StrCat("rank ", renewal.rank, " registers plan '", plan.name(), "' anew after step ",
+                 renewal.steps, ", rank ", rank(), " is in step ", plan.steps_finished() + 1,
+                 " of the old one. All ranks must change the parameters before the same step.")));
     }
   }
 }

@@ -92,6 +92,7 @@ class Engine final : private Work, private OperationObserver {
   void TakePeerEvents();
   // True if one is gone since the last look.
   bool CheckLeavers();
+  void CheckRenewals();
   Status LeftReason(int peer) const;
   // True if it was time to look.
   bool CheckStalls();
@@ -147,6 +148,8 @@ class Engine final : private Work, private OperationObserver {
   std::mutex mutex_;
   std::vector<OperationPtr> inbox_;               // guarded by mutex_
   std::map<uint32_t, GroupEntry> group_entries_;  // guarded by mutex_
+  // By name: number of the plan that was dropped last, and the steps it made.
+  std::map<std::string, std::vector<int64_t>> dropped_plans_;  // guarded by mutex_
   uint32_t groups_made_ = 0;                      // guarded by mutex_
   std::atomic<bool> inbox_filled_{false};
   std::atomic<bool> plan_dropped_{false};

@@ -76,23 +76,16 @@ void EventLoop::Notify() {
   // Whoever is about to sleep stores its state first and looks for work after; the caller of Notify
   // stored its work first.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (charge_.load(std::memory_order_seq_cst)) {
-    bell_->Signal();
-    return;
-  }
-  const ThreadState state = state_.load(std::memory_order_seq_cst);
-  if (state == ThreadState::kAwake) return;
-  // One wake-up is enough, however many follow before the thread is up.
-  ThreadState expected = state;
-  if (!state_.compare_exchange_strong(expected, ThreadState::kAwake)) return;
-  if (state == ThreadState::kResting)
-    WakeThread();
-  else
-    bell_->Signal();
+  const bool charge = charge_.load(std::memory_order_seq_cst);
+  if (!charge && state_.load(std::memory_order_seq_cst) != ThreadState::kWatching)
+    return RouseThread();
+  // One wake-up is enough, however many follow before somebody takes it.
+  if (!signalled_.exchange(true, std::memory_order_seq_cst)) bell_->Signal();
 }
 
 void EventLoop::WakeWaiters() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (on_events_.load(std::memory_order_seq_cst)) bell_->Signal();
   if (sleepers_.load(std::memory_order_relaxed) == 0) return;
   {
     std::lock_guard lock(sleep_mutex_);
@@ -105,16 +98,22 @@ void EventLoop::WakeWaiters() {
 
 bool EventLoop::Wait(const Condition& done, Deadline deadline) {
   bool in_charge = false;
+  bool took_events = false;
   while (!done()) {
     const Deadline spin_end = std::min(deadline, Clock::now() + spin_);
     bool drove = TryDrive(done, deadline, &in_charge);
-    while (!drove && !done() && Clock::now() < spin_end) {
+    // Nobody else sees the events that this thread took: it must not sleep before it has driven.
+    while (!drove && !done() && (took_events || Clock::now() < spin_end)) {
       ::sched_yield();
       drove = TryDrive(done, deadline, &in_charge);
     }
     if (done() || Clock::now() >= deadline) break;
+    took_events = false;
     if (in_charge) {
-      SleepOnEvents(deadline);
+      // Another waiter may drive, and finish what this one waits for.
+      on_events_.store(true, std::memory_order_seq_cst);
+      if (!done()) took_events = SleepOnEvents(deadline);
+      on_events_.store(false, std::memory_order_relaxed);
     } else {
       // Whoever holds the lock may have looked for work before this thread's arrived.
       Notify();
@@ -203,8 +202,11 @@ bool EventLoop::SleepOnEvents(Deadline deadline) {
       std::min(deadline, next_deadline_.load(std::memory_order_relaxed));
   epoll_event events[16];
   const int count = ::epoll_wait(epoll_.get(), events, 16, TimeoutUntil(until));
-  for (int i = 0; i < count; ++i)
-    if (events[i].data.fd == bell_->fd()) bell_->Drain();
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.fd != bell_->fd()) continue;
+    bell_->Drain();
+    signalled_.exchange(false, std::memory_order_seq_cst);
+  }
   return count > 0;
 }
 

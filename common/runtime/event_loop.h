@@ -119,9 +119,11 @@ class EventLoop {
   bool active_ = false;              // guarded by driver_: something moved since the thread looked
   std::atomic<bool> rests_{false};   // the thread comes back by itself soon; it alone writes
   std::atomic<bool> charge_{false};  // a waiter sleeps on the events, or is about to
+  std::atomic<bool> on_events_{false};  // the waiter in charge sleeps
   std::atomic<Deadline> next_deadline_{kForever};  // of the work, as last seen
   std::atomic<ThreadState> state_{ThreadState::kAwake};
   bool took_events_ = false;  // of the thread
+  std::atomic<bool> signalled_{false};  // Notify signalled, and nobody has taken it
   std::atomic<bool> stopped_{false};
   std::atomic<int64_t> wakeups_{0};
 

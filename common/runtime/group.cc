@@ -58,7 +58,7 @@ Task<Status> Group::ShareSegment(uint64_t id, std::shared_ptr<Segment> own, size
 
 Task<Status> Group::MakeBackend(uint64_t segment_id, std::unique_ptr<CollectiveBackend>* backend) {
   if (ranks_.size() == 1 || !shares_memory()) {
-    *backend = MakeMeshBackend(context_->mesh, ranks_);
+    *backend = MakeMeshBackend(context_->mesh, ranks_, &context_->counters->copies);
     co_return Status();
   }
   const Config& config = *context_->config;
@@ -72,7 +72,7 @@ Task<Status> Group::MakeBackend(uint64_t segment_id, std::unique_ptr<CollectiveB
   auto group = std::make_unique<ShmGroup>(config, ranks_, std::move(segments), Bells(),
                                           context_->scheduler);
   BAGUA_CO_RETURN_IF_ERROR(group->Check());
-  *backend = MakeShmBackend(std::move(group));
+  *backend = MakeShmBackend(std::move(group), &context_->counters->copies);
   co_return Status();
 }
 

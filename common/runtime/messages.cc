@@ -81,6 +81,13 @@ Bytes Encode(const Response& response) {
     writer.Put(static_cast<uint32_t>(unit.agreements.size()));
     for (const Agreement& agreement : unit.agreements) Encode(agreement, &writer);
   }
+  writer.Put(static_cast<uint32_t>(response.renewals.size()));
+  for (const Renewal& renewal : response.renewals) {
+    writer.Put(static_cast<int32_t>(renewal.rank));
+    writer.PutString(renewal.name);
+    writer.Put(renewal.number);
+    writer.Put(renewal.steps);
+  }
   return writer.Take();
 }
 
@@ -93,6 +100,13 @@ Result<Response> DecodeResponse(Reader* reader) {
     for (Agreement& agreement : unit.agreements)
       if (!Decode(reader, &agreement))
         return Status(StatusCode::kInternal, "malformed response");
+  }
+  response.renewals.resize(reader->GetCount(20));
+  for (Renewal& renewal : response.renewals) {
+    renewal.rank = reader->Get<int32_t>();
+    renewal.name = reader->GetString();
+    renewal.number = reader->Get<uint32_t>();
+    renewal.steps = reader->Get<uint64_t>();
   }
   const Status whole = reader->Finish("response");
   if (!whole.ok()) return whole;

@@ -117,6 +117,7 @@ Status Negotiator::ReceiveSubmissions(int peer, Reader* reader) {
 }
 
 void Negotiator::Apply(Response response) {
+  for (Renewal& renewal : response.renewals) renewals_.push_back(std::move(renewal));
   for (Unit& unit : response.units) {
     AgreedUnit agreed;
     for (Agreement& agreement : unit.agreements) ApplyAgreement(std::move(agreement), &agreed);
@@ -136,6 +137,9 @@ void Negotiator::ApplyAgreement(Agreement agreement, AgreedUnit* unit) {
   } else {
     sizes = std::make_shared<const Sizes>(std::move(agreement.sizes));
   }
+  std::erase_if(renewals_, [&agreement](const Renewal& renewal) {
+    return renewal.name == agreement.name;
+  });
   auto node = waiting_.extract({agreement.name, agreement.sequence});
   // Failed because a rank left before this one submitted it, or while it gave up by itself.
   if (node.empty()) return;

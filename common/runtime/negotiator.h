@@ -49,6 +49,9 @@ class Negotiator {
   // Sends what was submitted and decided since the last call. True if there was any.
   bool Flush();
 
+  // Plans that other ranks register anew.
+  const std::vector<Renewal>& renewals() const { return renewals_; }
+
   bool has_units() const { return !units_.empty(); }
   AgreedUnit TakeUnit();
 
@@ -103,6 +106,7 @@ class Negotiator {
 
   std::unordered_map<OperationKey, Waiting, OperationKeyHash> waiting_;
   std::deque<AgreedUnit> units_;
+  std::vector<Renewal> renewals_;
   std::unordered_map<uint32_t, Known> known_;
   std::unordered_map<std::string, uint32_t> id_of_name_;
   std::unordered_map<std::string, uint32_t> id_of_signature_;

@@ -77,6 +77,10 @@ class Plan {
   const std::vector<TensorPlace>& places() const { return plan_.places; }
   const std::vector<Bucket>& buckets() const { return plan_.buckets; }
   const std::string& name() const { return options_.name; }
+  uint32_t group() const { return options_.group; }
+  // From registration on.
+  uint32_t number() const { return number_; }
+  uint64_t steps_finished() const { return step_.load(std::memory_order_acquire) - 1; }
   std::byte* bucket_data(size_t bucket) const { return segment_->data() + layout_.begin[bucket]; }
   const std::shared_ptr<Segment>& segment() const { return segment_; }
   const BucketLayout& layout() const { return layout_; }

@@ -153,6 +153,7 @@ void Encode(const Request& request, Writer* writer) {
   writer->PutList(request.splits);
   writer->Put(static_cast<uint32_t>(request.details.size()));
   for (const std::string& line : request.details) writer->PutString(line);
+  writer->PutList(request.position);
 }
 
 Result<Request> DecodeRequest(Reader* reader) {
@@ -187,6 +188,7 @@ Result<Request> DecodeRequest(Reader* reader) {
   request.splits = reader->GetList<int64_t>();
   request.details.resize(reader->GetCount(4));
   for (std::string& line : request.details) line = reader->GetString();
+  request.position = reader->GetList<int64_t>();
   if (!reader->ok()) return malformed();
   return request;
 }

@@ -64,6 +64,9 @@ struct Request {
   std::vector<TensorMeta> tensors;
   std::vector<int64_t> splits;       // alltoall: rows for each rank
   std::vector<std::string> details;  // kRegisterPlan: "key=value" lines that must be equal
+  // kRegisterPlan: number of the plan of this name that the rank had before, and the steps that it
+  // finished with it; empty if there was none. Not compared.
+  std::vector<int64_t> position;
   bool operator==(const Request&) const = default;
 };
 

@@ -13,11 +13,9 @@
 namespace bagua {
 namespace {
 
-constexpr size_t kShownHostBytes = 40;
-
 std::string DescribeMember(const Member& member) {
-  std::string host = member.host_id;
-  if (host.size() > kShownHostBytes) host = host.substr(0, kShownHostBytes) + "...";
+  // Of a derived id users know the host's name, which stands first.
+  const std::string host = member.host_id.substr(0, member.host_id.find('/'));
   return StrCat("rank ", member.rank, " on host ", host, " (pid ", member.pid,
                 member.framework.empty() ? "" : ", ", member.framework, ")");
 }

@@ -36,6 +36,14 @@ inline const char* Name(Fabric fabric) {
 // Whatever a test waits for comes well before; what does not is a failure of the test.
 inline Deadline Patience() { return After(Seconds(kSanitized ? 100 : 40)); }
 
+// Without the regular looks for stalls, which would find the work that a lost wake-up left behind.
+inline Config UnwatchedConfig() {
+  Config config;
+  config.stall_warning_seconds = 0;
+  config.timeout_seconds = 0;
+  return config;
+}
+
 // Runs body(rank) for each rank on a thread of its own.
 inline void OnEachRank(int size, const std::function<void(int)>& body) {
   std::vector<std::thread> threads;
@@ -49,7 +57,8 @@ class Cluster {
   // `config_of` gives each rank its configuration.
   using ConfigOf = std::function<Config(int rank)>;
 
-  Cluster(Fabric fabric, int size, const Config& config = {}, Log log = {})
+  Cluster(Fabric fabric, int size, const Config& config = UnwatchedConfig(),
+          Log log = {})
       : Cluster(fabric, size, [&config](int) { return config; }, std::move(log)) {}
 
   Cluster(Fabric fabric, int size, const ConfigOf& config_of, Log log)

@@ -27,7 +27,7 @@ constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin,
 enum class Memory { kDefault, kSmall };
 
 Config ConfigOf(Memory memory) {
-  Config config;
+  Config config = UnwatchedConfig();
   if (memory == Memory::kSmall) {
     config.shm_slot_bytes = 1024;
     config.shm_staging_bytes = 3 * 8192;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
 #include <cmath>
 #include <condition_variable>
 #include <functional>
@@ -100,18 +101,22 @@ TEST_P(FailureTest, ARankThatLeavesFailsWhatWaitsForIt) {
     }
     OneOfEachKind each(&engine, "pending");
     EnqueueAll(&engine, each);
-    each.ExpectAllFail(&engine, StatusCode::kPeerLost, {victim_name(), "left the job"});
+    // What is sent to it over TCP meanwhile may find the connection closed before its goodbye is read.
+    const std::string how = fabric() == Fabric::kTcp && victim() == 0 ? "" : "left the job";
+    each.ExpectAllFail(&engine, StatusCode::kPeerLost, {victim_name(), how});
     ExpectEverythingFails(&engine, StatusCode::kPeerLost, victim_name());
   });
 }
 
 TEST_P(FailureTest, ARankThatLeavesWithHalfAPlanFailsItOnAllOthers) {
   Cluster cluster(fabric(), kSize);
+  std::barrier gate(kSize);
   cluster.Run([&](int rank, Engine& engine) {
     const auto plan = OneOfEachKind::PlanOf(&engine, "model");
     ExpectOk(RunOne(&engine, engine.RegisterPlan(plan, 0)));
     ExpectOk(engine.FinishStep(plan.get(), Patience()));
     ExpectOk(engine.MakeReady(plan.get(), 0));
+    gate.arrive_and_wait();
     if (rank == victim()) {
       engine.Shutdown();
       ExpectFails(engine.MakeReady(plan.get(), 1), StatusCode::kAborted, {"plan 'model'"});
@@ -133,15 +138,18 @@ TEST_P(FailureTest, GroupsWithoutTheLeaverGoOn) {
   std::vector<int> stayers;
   for (int r = 0; r < kSize; ++r)
     if (r != victim()) stayers.push_back(r);
+  std::barrier gate(kSize);
   cluster.Run([&](int rank, Engine& engine) {
     if (rank == victim()) {
-      ExpectOk(RunOne(&engine, MakeBarrier("the group is made")));
+      gate.arrive_and_wait();
       cluster.Destroy(rank);
+      gate.arrive_and_wait();
       return;
     }
     Result<uint32_t> group = engine.AddGroup(stayers, Patience());
     ExpectOk(group.status());
-    ExpectOk(RunOne(&engine, MakeBarrier("the group is made")));
+    gate.arrive_and_wait();
+    gate.arrive_and_wait();
     ExpectFails(RunOne(&engine, MakeBarrier("everyone")), StatusCode::kPeerLost, {victim_name()});
     for (int i = 0; i < 5; ++i) {
       Bytes data = ValuesOf(DType::kInt32, 30000, rank, i);
@@ -160,11 +168,12 @@ INSTANTIATE_TEST_SUITE_P(Fabrics, CutTest,
 
 TEST_P(CutTest, ADeadRanksLifelinesFailEverythingAtOnce) {
   Cluster cluster(fabric(), kSize);
+  std::barrier gate(kSize);
   cluster.Run([&](int rank, Engine& engine) {
     const auto plan = OneOfEachKind::PlanOf(&engine, "model");
     ExpectOk(RunOne(&engine, engine.RegisterPlan(plan, 0)));
     ExpectOk(engine.MakeReady(plan.get(), 0));
-    ExpectOk(RunOne(&engine, MakeBarrier("everyone is here")));
+    gate.arrive_and_wait();
     if (rank == victim()) {
       cluster.CutLifelines(rank);
       // Cut off, it finds the others dead.
@@ -282,7 +291,7 @@ TEST(Start, FailsNamingARankThatDiedMeanwhile) {
     Result<Wiring> wiring = ConnectWiring(rank, std::move(memberships[rank]), Patience());
     ExpectOk(wiring.status());
     if (rank == 1) return;
-    ExpectFails(Engine::Start(std::move(wiring).value(), {}, Patience()).status(),
+    ExpectFails(Engine::Start(std::move(wiring).value(), UnwatchedConfig(), Patience()).status(),
                 StatusCode::kPeerLost, {"rank 1"});
   });
 }
@@ -295,20 +304,21 @@ TEST(Start, FailsAtItsDeadlineNamingWhomItWaitedFor) {
     ExpectOk(wiring.status());
     wirings[rank] = std::make_unique<Wiring>(std::move(wiring).value());
   });
-  ExpectFails(Engine::Start(std::move(*wirings[0]), {}, After(Seconds(0.05))).status(),
+  const Deadline deadline = After(Seconds(0.05));
+  ExpectFails(Engine::Start(std::move(*wirings[0]), UnwatchedConfig(), deadline).status(),
               StatusCode::kTimeout, {"rank 1"});
 }
 
 TEST(Start, FailsOnEveryRankWhenTheMemoriesAreOfDifferentSize) {
   const auto config_of = [](int rank) {
-    Config config;
+    Config config = UnwatchedConfig();
     if (rank == 2) config.shm_slot_bytes = 4096;
     return config;
   };
   Cluster cluster(Fabric::kShm, 3, config_of, {});
   for (int rank = 0; rank < 3; ++rank)
     ExpectFails(cluster.starts()[rank], StatusCode::kInvalidArgument,
-                {"rank 2", "slots of 4096", "16384", "BAGUA_SHM_SLOT_BYTES"});
+                {"rank 2", "4096", "16384", "BAGUA_SHM_SLOT_BYTES"});
 }
 
 // ---- Arguments ----------------------------------------------------------------------------------
@@ -371,7 +381,7 @@ TEST(Arguments, ThatThisRankSeesToBeWrongAreRefusedAndNothingIsQueued) {
 // ---- Waiting for too long -----------------------------------------------------------------------
 
 Config Limits(double warning, double timeout) {
-  Config config;
+  Config config = UnwatchedConfig();
   config.stall_warning_seconds = warning;
   config.timeout_seconds = timeout;
   return config;

@@ -17,7 +17,7 @@ namespace bagua {
 namespace {
 
 Config WithCapacity(size_t capacity) {
-  Config config;
+  Config config = UnwatchedConfig();
   config.cache_capacity = capacity;
   return config;
 }
@@ -175,7 +175,7 @@ TEST(Fusion, SmallAllreducesThatWaitTogetherShareACollective) {
 }
 
 TEST(Fusion, IsOffWhenNoBytesAreAllowed) {
-  Config config;
+  Config config = UnwatchedConfig();
   config.fusion_bytes = 0;
   Cluster cluster(Fabric::kShm, 3, config);
   cluster.Run([](int rank, Engine& engine) {

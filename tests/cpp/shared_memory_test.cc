@@ -250,7 +250,8 @@ TEST_P(SharedMemoryTest, CollectivesInAnyOrderNeverMeetInABufferThatIsStillRead)
     auto group = std::make_unique<ShmGroup>(config, GroupRanks{RanksUpTo(size), rank},
                                             host.MappingsOf(rank), host.bells(), &scheduler);
     ExpectOk(group->Check());
-    const auto backend = MakeShmBackend(std::move(group));
+    CopyCounter copies;
+    const auto backend = MakeShmBackend(std::move(group), &copies);
     Rounds collectives(size, rank, backend.get(), &scheduler);
     Dawdler dawdler(rank);
     for (int round = 0; round < rounds && !testing::Test::HasFailure(); ++round) {

@@ -83,5 +83,34 @@ def check_a_compiled_training_step() -> None:
     pair.check()
 
 
+def check_what_no_graph_can_hold_runs_between_graphs() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    mean = (size + 1) / 2
+    calls = [
+        (lambda x: hvd.synchronize(hvd.allreduce_async(x, name="a")), [mean] * 3),
+        (lambda x: hvd.synchronize(hvd.allreduce_async_(x, name="a")), [mean] * 3),
+        (lambda x: hvd.allreduce_(x, name="a"), [mean] * 3),
+        (lambda x: hvd.broadcast_(x, size - 1, name="a"), [float(size)] * 3),
+        (lambda x: hvd.synchronize(hvd.allgather_async(x[:1], name="a")), range(1, size + 1)),
+        (lambda x: x * hvd.rank() + hvd.size(), [(rank + 1.0) * rank + size] * 3),
+        (lambda x: x + hvd.broadcast_object({"a": 1}, 0)["a"], [rank + 2.0] * 3),
+        (lambda x: [hvd.barrier(), x][1], [rank + 1.0] * 3),
+    ]
+    for call, want in calls:
+        compiled = torch.compile(lambda x, call=call: call(x * 1) * 2, backend="aot_eager")
+        for _ in range(2):
+            got = compiled(torch.full((3,), rank + 1.0))
+            torch.testing.assert_close(got, torch.tensor([2.0 * value for value in want]))
+
+
+def check_a_whole_step_in_a_compiled_function() -> None:
+    pair = Pair(adam)
+    step = torch.compile(plain_step, backend="aot_eager")
+    for joined, own in batches(4):
+        plain_step(pair.alone, pair.plain, joined)
+        step(pair.shared, pair.distributed, own)
+    pair.check()
+
+
 if __name__ == "__main__":
     run_checks(globals())
