@@ -199,7 +199,12 @@ OperationPtr Engine::RegisterPlan(std::shared_ptr<Plan> plan, uint32_t group) {
 Status Engine::MakeReady(Plan* plan, size_t tensor) {
   bool published = false;
   BAGUA_RETURN_IF_ERROR(plan->MakeReady(tensor, &published));
-  if (published) loop_.Notify();
+  if (!published) return {};
+  // Whoever made the last bucket ready comes to finish the step.
+  if (plan->all_published())
+    loop_.NotifyLazily();
+  else
+    loop_.Notify();
   return {};
 }
 

@@ -15,6 +15,10 @@ namespace {
 // Spinning this long yields to nobody; afterwards others that want the core get it.
 constexpr std::chrono::microseconds kEagerSpin{5};
 
+// A yield that takes longer went to a thread that wants the core for itself. A sleeper gets it back
+// sooner than one that yields.
+constexpr std::chrono::microseconds kLongYield{100};
+
 void Pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -75,12 +79,20 @@ void EventLoop::RouseThread() {
 void EventLoop::Notify() {
   // Whoever is about to sleep stores its state first and looks for work after; the caller of Notify
   // stored its work first.
+  notified_.store(true, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   const bool charge = charge_.load(std::memory_order_seq_cst);
   if (!charge && state_.load(std::memory_order_seq_cst) != ThreadState::kWatching)
     return RouseThread();
   // One wake-up is enough, however many follow before somebody takes it.
   if (!signalled_.exchange(true, std::memory_order_seq_cst)) bell_->Signal();
+}
+
+void EventLoop::NotifyLazily() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (charge_.load(std::memory_order_seq_cst) ||
+      state_.load(std::memory_order_seq_cst) == ThreadState::kWatching)
+    Notify();
 }
 
 void EventLoop::WakeWaiters() {
@@ -159,6 +171,10 @@ void EventLoop::Drive(const Condition& done, Deadline deadline) {
       Pause();
     } else {
       ::sched_yield();
+      if (Clock::now() - now > kLongYield) {
+        spin_budget_ = std::min<std::chrono::nanoseconds>(spin_, kEagerSpin);
+        return;
+      }
     }
     if (now >= deadline) return;
     if (now - moved_at >= spin_budget_) {
@@ -174,7 +190,7 @@ void EventLoop::Drive(const Condition& done, Deadline deadline) {
 // shorter, and in full again now and then.
 void EventLoop::LearnFromSpin(bool succeeded) {
   if (succeeded) {
-    spin_budget_ = spin_;
+    spin_budget_ = std::min(spin_, spin_budget_ * 2);
     return;
   }
   constexpr int kProbe = 16;
@@ -234,7 +250,13 @@ int EventLoop::TimeoutUntil(Deadline deadline) const {
   return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
 }
 
-void EventLoop::RestFor(std::chrono::milliseconds limit) {
+bool EventLoop::InBurst() {
+  if (!notified_.exchange(false, std::memory_order_relaxed)) return false;
+  const Deadline now = Clock::now();
+  return now - std::exchange(notified_at_, now) < 2 * kBatch;
+}
+
+void EventLoop::RestFor(std::chrono::microseconds limit) {
   std::unique_lock lock(rest_mutex_);
   rest_over_.wait_for(lock, limit, [this] { return roused_; });
   roused_ = false;
@@ -265,6 +287,12 @@ void EventLoop::Round() {
   bell_->Disarm();
   bool moved = false;
   while (work_->Pass()) moved = true;
+  if (InBurst()) {
+    rests_.store(true, std::memory_order_relaxed);
+    state_.store(ThreadState::kBatching, std::memory_order_seq_cst);
+    lock.unlock();
+    return RestFor(kBatch);
+  }
   bool watches = !(std::exchange(active_, false) || moved) || work_->outstanding();
   while (true) {
     rests_.store(!watches, std::memory_order_relaxed);

@@ -10,7 +10,8 @@
 // While short operations follow each other, the background thread rests for kRest at a time, and a
 // waiter that leaves nothing outstanding leaves the bell unarmed: peers then need no system call to
 // wake somebody who is about to come anyway. After a rest without activity the thread arms the bell
-// and sleeps without limit.
+// and sleeps without limit. Likewise it rests for kBatch while this process brings work faster than
+// it could be woken for each.
 #ifndef BAGUA_COMMON_RUNTIME_EVENT_LOOP_H_
 #define BAGUA_COMMON_RUNTIME_EVENT_LOOP_H_
 
@@ -45,6 +46,8 @@ class Work {
 class EventLoop {
  public:
   static constexpr std::chrono::milliseconds kRest{2};
+  // While notifications follow each other closely the thread takes them in batches, this far apart.
+  static constexpr std::chrono::microseconds kBatch{100};
   // A rest ends at the latest then, though a waiter is in charge.
   static constexpr std::chrono::milliseconds kLongRest{50};
 
@@ -61,6 +64,9 @@ class EventLoop {
 
   // Something to do was left for the next pass. Never blocks.
   void Notify();
+  // The same for work that a waiter of this process is about to come for: a resting thread is left
+  // alone, since it looks in soon enough.
+  void NotifyLazily();
 
   // Until done() or the deadline; true if done(). Drives meanwhile if nobody else does. `done` is called
   // often, by this thread, and must become true in a pass or before WakeWaiters.
@@ -86,7 +92,7 @@ class EventLoop {
 
  private:
   using Condition = std::function<bool()>;
-  enum class ThreadState : int { kAwake, kWatching, kResting };
+  enum class ThreadState : int { kAwake, kWatching, kResting, kBatching };
 
   bool Wait(const Condition& done, Deadline deadline);
   // Tries to drive; false if somebody else does. `in_charge`: this waiter is the one to sleep on the
@@ -107,7 +113,9 @@ class EventLoop {
   void Run();
   // One round of the thread: pass, then watch or rest.
   void Round();
-  void RestFor(std::chrono::milliseconds limit);
+  void RestFor(std::chrono::microseconds limit);
+  // Whether notifications come faster than waking for each is worth.
+  bool InBurst();
   int TimeoutUntil(Deadline deadline) const;
 
   Work* const work_;
@@ -123,6 +131,8 @@ class EventLoop {
   std::atomic<Deadline> next_deadline_{kForever};  // of the work, as last seen
   std::atomic<ThreadState> state_{ThreadState::kAwake};
   bool took_events_ = false;  // of the thread
+  Deadline notified_at_ = Deadline::min();  // of the thread: its last round that was notified of
+  std::atomic<bool> notified_{false};       // since the thread looked
   std::atomic<bool> signalled_{false};  // Notify signalled, and nobody has taken it
   std::atomic<bool> stopped_{false};
   std::atomic<int64_t> wakeups_{0};

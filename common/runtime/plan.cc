@@ -100,6 +100,7 @@ Plan::Plan(PlanOptions options, BucketPlan plan, const Codec* codec, BucketLayou
       used_(options_.tensors.size()) {
   for (size_t b = 0; b < plan_.buckets.size(); ++b)
     remaining_[b].store(static_cast<uint32_t>(plan_.buckets[b].tensor_count));
+  missing_buckets_.store(plan_.buckets.size());
 }
 
 std::vector<std::string> Plan::Details() const {
@@ -201,6 +202,7 @@ void Plan::CountDown(size_t bucket, bool* published) {
   if (remaining_[bucket].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   const uint64_t step = step_.load(std::memory_order_acquire);
   if (exchange_.shared != nullptr) exchange_.shared->Publish(bucket, step);
+  missing_buckets_.fetch_sub(1, std::memory_order_acq_rel);
   published_[bucket].store(step, std::memory_order_release);
   *published = true;
 }
@@ -258,6 +260,7 @@ Status Plan::EndFinish() {
   for (size_t b = 0; b < plan_.buckets.size(); ++b)
     remaining_[b].store(static_cast<uint32_t>(plan_.buckets[b].tensor_count),
                         std::memory_order_relaxed);
+  missing_buckets_.store(plan_.buckets.size(), std::memory_order_relaxed);
   step_.fetch_add(1, std::memory_order_release);
   return {};
 }

@@ -92,6 +92,8 @@ class Plan {
 
   // Driving thread: whether a bucket is published here and not exchanged.
   bool exchanging() const;
+  // Any thread: nothing of the step under way is missing.
+  bool all_published() const { return missing_buckets_.load(std::memory_order_acquire) == 0; }
   // Since when it waits for others to make a bucket ready; kForever if it does not.
   Deadline waiting_since() const { return exchanging() ? exchange_since_ : kForever; }
   std::string DescribeExchange() const;
@@ -130,6 +132,7 @@ class Plan {
   std::unique_ptr<std::atomic<uint8_t>[]> ready_;       // by tensor
   std::unique_ptr<std::atomic<uint32_t>[]> remaining_;  // by bucket: tensors not ready
   std::unique_ptr<std::atomic<uint64_t>[]> published_;  // by bucket: the last step published
+  std::atomic<size_t> missing_buckets_{0};              // not published
   std::atomic<uint64_t> exchanged_{0};                  // buckets, over all steps
   std::atomic<uint64_t> step_{1};
   bool finishing_ = false;
