@@ -29,7 +29,8 @@ struct bagua_store {
 namespace bagua {
 namespace {
 
-// Buckets that were handed out live until their last reference ends, whatever becomes of the engine.
+// Buckets that were handed out live until their last reference ends, whatever becomes of the
+// engine.
 class MemoryTable {
  public:
   void Add(void* data, std::shared_ptr<Segment> segment) {
@@ -56,7 +57,8 @@ class MemoryTable {
   std::map<void*, Entry> entries_;  // guarded by mutex_
 };
 
-// The one default engine of this process. Lives for ever: threads may still call when the process ends.
+// The one default engine of this process. Lives for ever: threads may still call when the process
+// ends.
 struct Process {
   std::mutex starting;  // one bagua_init or bagua_shutdown at a time
   std::mutex mutex;
@@ -74,7 +76,9 @@ std::atomic<Engine*> g_forked_engine{nullptr};
 std::atomic<StoreServer*> g_forked_store{nullptr};
 thread_local std::string t_last_error;
 
-Process& process() { return *g_process.load(std::memory_order_acquire); }
+Process& process() {
+  return *g_process.load(std::memory_order_acquire);
+}
 
 int Fail(const Status& status) {
   if (!status.ok()) t_last_error = status.message();
@@ -128,8 +132,8 @@ int AskEngine(Ask ask) {
   return session == nullptr ? -1 : ask(session->engine());
 }
 
-// A child has none of the parent's threads: it forgets the engine and lets its peers see the parent's
-// end alone.
+// A child has none of the parent's threads: it forgets the engine and lets its peers see the
+// parent's end alone.
 void ForgetEngineInChild() {
   if (Engine* const engine = g_forked_engine.exchange(nullptr)) engine->CloseInChild();
   if (StoreServer* const store = g_forked_store.exchange(nullptr)) store->CloseInChild();
@@ -198,8 +202,7 @@ Status ShutDown() {
 Result<OperationPtr> Convert(Session& session, const bagua_request_t* request) {
   // An alltoall without splits is cut evenly for the ranks of its group.
   const bool splits = request != nullptr && request->kind == BAGUA_ALLTOALL;
-  const int size =
-      splits ? session.engine().GroupSize(static_cast<uint32_t>(request->group)) : 0;
+  const int size = splits ? session.engine().GroupSize(static_cast<uint32_t>(request->group)) : 0;
   return ToOperation(request, size);
 }
 
@@ -271,9 +274,13 @@ int bagua_init(const bagua_init_options_t* options, int (*interrupted)(void)) {
   return Guarded([&] { return bagua::Initialize(options, interrupted); });
 }
 
-int bagua_shutdown(void) { return Guarded(bagua::ShutDown); }
+int bagua_shutdown(void) {
+  return Guarded(bagua::ShutDown);
+}
 
-int bagua_is_initialized(void) { return bagua::CurrentSession() != nullptr; }
+int bagua_is_initialized(void) {
+  return bagua::CurrentSession() != nullptr;
+}
 
 int bagua_rank(void) {
   return bagua::AskEngine([](const bagua::Engine& engine) { return engine.rank(); });
@@ -303,16 +310,21 @@ int bagua_is_homogeneous(void) {
   return bagua::AskEngine([](const bagua::Engine& e) { return int{e.topology().homogeneous}; });
 }
 
-const char* bagua_last_error(void) { return bagua::t_last_error.c_str(); }
+const char* bagua_last_error(void) {
+  return bagua::t_last_error.c_str();
+}
 
-const char* bagua_version(void) { return BAGUA_VERSION; }
+const char* bagua_version(void) {
+  return BAGUA_VERSION;
+}
 
 // ---- Rendezvous store ---------------------------------------------------------------------------
 
 int bagua_store_start(const char* host, int32_t* port, int32_t size, const uint8_t* secret,
                       int32_t secret_bytes, bagua_store_t** store) {
   return Guarded([&]() -> Status {
-    auto server = bagua::StoreServer::Start(host, *port, size, bagua::ToBytes(secret, secret_bytes));
+    auto server =
+        bagua::StoreServer::Start(host, *port, size, bagua::ToBytes(secret, secret_bytes));
     if (!server.ok()) return server.status();
     bagua::WatchForks();
     bagua::g_forked_store.store(server.value().get());
@@ -365,8 +377,7 @@ int bagua_run(const bagua_request_t* request, double seconds, uint64_t* handle) 
     *handle = 0;
     auto operation = bagua::Convert(session, request);
     if (!operation.ok()) return operation.status();
-    return session.Run(std::move(operation).value(), bagua::After(bagua::Seconds(seconds)),
-                       handle);
+    return session.Run(std::move(operation).value(), bagua::After(bagua::Seconds(seconds)), handle);
   });
 }
 
@@ -427,7 +438,9 @@ int bagua_plan_bucket(uint64_t plan, int32_t bucket, void** data, int64_t* bytes
   });
 }
 
-void bagua_memory_release(void* data) { bagua::process().memory.Release(data); }
+void bagua_memory_release(void* data) {
+  bagua::process().memory.Release(data);
+}
 
 int bagua_plan_tensor_place(uint64_t plan, int32_t tensor, int32_t* bucket, int64_t* offset) {
   return WithPlan(plan, [&](bagua::Session&, bagua::Plan& own) -> Status {

@@ -1,7 +1,8 @@
 // The border of libbagua_core: the only header that bindings include.
 //
 // Conventions
-//  - Every function that can fail returns a bagua_status_t as int. After a value other than BAGUA_OK
+//  - Every function that can fail returns a bagua_status_t as int. After a value other than
+//  BAGUA_OK
 //    (or BAGUA_IN_PROGRESS) bagua_last_error() gives, for the calling thread, the text: operation,
 //    tensor, ranks, both values, next step.
 //  - Nothing throws through this border. All functions may be called from any thread.
@@ -102,7 +103,8 @@ BAGUA_EXPORT int bagua_is_homogeneous(void);
 BAGUA_EXPORT const char* bagua_last_error(void);
 BAGUA_EXPORT const char* bagua_version(void);
 
-// ---- Rendezvous store, for launchers and for rank 0 where none serves one -------------------------
+// ---- Rendezvous store, for launchers and for rank 0 where none serves one
+// -------------------------
 
 typedef struct bagua_store bagua_store_t;
 // Serves a store for `size` ranks on a thread of its own. `host` "127.0.0.1" keeps it on loopback.
@@ -115,7 +117,8 @@ BAGUA_EXPORT int bagua_store_start(const char* host, int32_t* port, int32_t size
 BAGUA_EXPORT int bagua_store_report_lost(bagua_store_t* store, int32_t rank, const char* why);
 BAGUA_EXPORT void bagua_store_stop(bagua_store_t* store);
 
-// ---- Operations -----------------------------------------------------------------------------------
+// ---- Operations
+// -----------------------------------------------------------------------------------
 
 typedef struct bagua_tensor {
   void* data;  // contiguous, row-major; may be NULL when it holds no element
@@ -147,17 +150,18 @@ typedef struct bagua_request {
   // on a thread of the core. NULL function: the core keeps the result, see bagua_result_data.
   // Returning NULL for a non-empty result fails the operation.
   void* (*allocate)(void* context, int32_t index, int32_t ndim, const int64_t* shape);
-  // Called exactly once when the operation ended and no memory of it is touched any more, on a thread
-  // of the core or inside a call of this API. It may call bagua_enqueue, bagua_poll, bagua_release and
-  // bagua_plan_ready, nothing that waits. It is not called if bagua_enqueue fails. NULL allowed.
+  // Called exactly once when the operation ended and no memory of it is touched any more, on a
+  // thread of the core or inside a call of this API. It may call bagua_enqueue, bagua_poll,
+  // bagua_release and bagua_plan_ready, nothing that waits. It is not called if bagua_enqueue
+  // fails. NULL allowed.
   void (*done)(void* context, int status, const char* message);
   void* context;
 } bagua_request_t;
 
 // Starts an operation. Input and output memory must stay valid until it ended. 0 is never a handle.
 BAGUA_EXPORT int bagua_enqueue(const bagua_request_t* request, uint64_t* handle);
-// Waits at most `seconds` (negative: without limit). BAGUA_IN_PROGRESS when time is up; otherwise the
-// operation's own status. Does not release the handle. The calling thread helps to carry the
+// Waits at most `seconds` (negative: without limit). BAGUA_IN_PROGRESS when time is up; otherwise
+// the operation's own status. Does not release the handle. The calling thread helps to carry the
 // operation out.
 BAGUA_EXPORT int bagua_wait(uint64_t handle, double seconds);
 // The operation's status, BAGUA_IN_PROGRESS while it runs; never blocks.
@@ -166,24 +170,26 @@ BAGUA_EXPORT int bagua_poll(uint64_t handle);
 // for and released, on any other value it is 0 and already released -- unless the core keeps the
 // result (no `allocate` given for an operation that needs it), when it lives until bagua_release.
 BAGUA_EXPORT int bagua_run(const bagua_request_t* request, double seconds, uint64_t* handle);
-// Dimensions of result `index` (allgather, reducescatter, alltoall) after BAGUA_OK. `shape` holds at
-// least 16 entries.
+// Dimensions of result `index` (allgather, reducescatter, alltoall) after BAGUA_OK. `shape` holds
+// at least 16 entries.
 BAGUA_EXPORT int bagua_result_shape(uint64_t handle, int32_t index, int32_t* ndim, int64_t* shape);
-// alltoall, after BAGUA_OK: rows received from each rank of the group; `splits` holds `size` entries.
+// alltoall, after BAGUA_OK: rows received from each rank of the group; `splits` holds `size`
+// entries.
 BAGUA_EXPORT int bagua_result_splits(uint64_t handle, int64_t* splits);
 // Memory of result `index` when no `allocate` was given; valid until bagua_release.
 BAGUA_EXPORT int bagua_result_data(uint64_t handle, int32_t index, void** data);
 // Forgets a handle; the operation itself goes on if it has not ended.
 BAGUA_EXPORT int bagua_release(uint64_t handle);
 
-// ---- Registered plans: a training step's buckets, agreed once --------------------------------------
+// ---- Registered plans: a training step's buckets, agreed once
+// --------------------------------------
 //
 // Tensors are cut into buckets in the order given: one dtype a bucket, closed when the next tensor
-// would pass bucket_bytes. A bucket's tensors lie one after another in one flat memory that the ranks
-// of a host share. Per step: write each tensor's gradient into its place, bagua_plan_ready for each,
-// bagua_plan_finish; after that the reduced values stand in the same place. Buckets are exchanged in
-// order, each as soon as its last tensor is ready and all buckets before it have started; nothing is
-// negotiated.
+// would pass bucket_bytes. A bucket's tensors lie one after another in one flat memory that the
+// ranks of a host share. Per step: write each tensor's gradient into its place, bagua_plan_ready
+// for each, bagua_plan_finish; after that the reduced values stand in the same place. Buckets are
+// exchanged in order, each as soon as its last tensor is ready and all buckets before it have
+// started; nothing is negotiated.
 
 typedef struct bagua_plan_tensor {
   const char* name;
@@ -208,7 +214,8 @@ typedef struct bagua_plan_options {
 
 // Registers a plan on every rank of the group: all must call it with equal arguments, else
 // BAGUA_MISMATCH on all with a table of the differences. Waits as bagua_wait does and is to be
-// called again with the same `*plan` after BAGUA_IN_PROGRESS; set `*plan` to 0 before the first call.
+// called again with the same `*plan` after BAGUA_IN_PROGRESS; set `*plan` to 0 before the first
+// call.
 BAGUA_EXPORT int bagua_plan_create(const bagua_plan_options_t* options, double seconds,
                                    uint64_t* plan);
 BAGUA_EXPORT int bagua_plan_bucket_count(uint64_t plan, int32_t* buckets);
@@ -234,7 +241,8 @@ BAGUA_EXPORT int bagua_plan_overlap(uint64_t plan, int64_t* overlapped_bytes, in
 // Drops a plan on this rank. Buckets in flight are ended first.
 BAGUA_EXPORT int bagua_plan_drop(uint64_t plan);
 
-// ---- Counters --------------------------------------------------------------------------------------
+// ---- Counters
+// --------------------------------------------------------------------------------------
 
 // Fills up to `capacity` names (static strings) and values; returns how many there are.
 BAGUA_EXPORT int bagua_counters(const char** names, int64_t* values, int32_t capacity);

@@ -11,9 +11,13 @@ namespace {
 
 constexpr int32_t kLeastSecretBytes = 16;
 
-Status Invalid(const std::string& what) { return Status(StatusCode::kInvalidArgument, what); }
+Status Invalid(const std::string& what) {
+  return Status(StatusCode::kInvalidArgument, what);
+}
 
-std::string TextOf(const char* text) { return text == nullptr ? std::string() : text; }
+std::string TextOf(const char* text) {
+  return text == nullptr ? std::string() : text;
+}
 
 Status ToMeta(int32_t dtype, int32_t device, int32_t ndim, const int64_t* dims, TensorMeta* meta) {
   if (dtype < 0 || dtype >= kDTypeCount) return Invalid(StrCat("unknown dtype ", dtype));
@@ -27,14 +31,15 @@ Status ToMeta(int32_t dtype, int32_t device, int32_t ndim, const int64_t* dims, 
   for (int i = 0; i < ndim; ++i) {
     if (dims[i] < 0) return Invalid(StrCat("a dimension of ", dims[i]));
     meta->shape.dims[i] = dims[i];
-    if (__builtin_mul_overflow(count, dims[i], &count) ||
-        count > (int64_t{1} << 60))
+    if (__builtin_mul_overflow(count, dims[i], &count) || count > (int64_t{1} << 60))
       return Invalid("a tensor of more elements than memory can hold");
   }
   return {};
 }
 
-bool NeedsOutput(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kBroadcast; }
+bool NeedsOutput(Kind kind) {
+  return kind == Kind::kAllreduce || kind == Kind::kBroadcast;
+}
 
 Status AddTensor(const bagua_tensor_t& input, const bagua_tensor_t* output, Operation* operation) {
   TensorMeta meta;
@@ -124,7 +129,8 @@ Result<PlanOptions> ToPlanOptions(const bagua_plan_options_t* options) {
     PlanTensor entry;
     entry.name = TextOf(tensor.name);
     const Status fits = ToMeta(tensor.dtype, kCpu, tensor.ndim, tensor.shape, &entry.meta);
-    if (!fits.ok()) return fits.WithContext(StrCat("plan '", own.name, "', tensor '", entry.name, "'"));
+    if (!fits.ok())
+      return fits.WithContext(StrCat("plan '", own.name, "', tensor '", entry.name, "'"));
     own.tensors.push_back(std::move(entry));
     if (options->bucket_of != nullptr) own.bucket_of.push_back(options->bucket_of[i]);
   }
@@ -140,8 +146,8 @@ Result<BootstrapOptions> ToBootstrapOptions(const bagua_init_options_t* options)
   own.size = options->size;
   own.rendezvous = TextOf(options->rendezvous);
   if (options->secret_bytes > 0 && options->secret != nullptr) {
-    const auto secret = std::as_bytes(
-        std::span(options->secret, static_cast<size_t>(options->secret_bytes)));
+    const auto secret =
+        std::as_bytes(std::span(options->secret, static_cast<size_t>(options->secret_bytes)));
     own.secret.assign(secret.begin(), secret.end());
   }
   if (own.size > 1 && own.rendezvous.empty())

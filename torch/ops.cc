@@ -1,10 +1,11 @@
-// PyTorch's operations on the core, in torch's stable ABI: one binary serves several torch versions.
+// PyTorch's operations on the core, in torch's stable ABI: one binary serves several torch
+// versions.
 //
-// Two families. Functional ones (allreduce, allgather, ...) wait inside and return new tensors, which
-// is what torch.compile can put into a graph; a failure is a RuntimeError whose text begins with the
-// name of the error's class. `start_*` serve the eager operations whose results have a shape that is
-// known only when the ranks have agreed: they return the core's handle, or minus a bagua_status_t,
-// and `take` gives up the results after a wait.
+// Two families. Functional ones (allreduce, allgather, ...) wait inside and return new tensors,
+// which is what torch.compile can put into a graph; a failure is a RuntimeError whose text begins
+// with the name of the error's class. `start_*` serve the eager operations whose results have a
+// shape that is known only when the ranks have agreed: they return the core's handle, or minus a
+// bagua_status_t, and `take` gives up the results after a wait.
 //
 // std::string and std::vector arguments need 2.10.
 #undef TORCH_TARGET_VERSION
@@ -57,7 +58,8 @@ int32_t DtypeOf(const Tensor& tensor) {
     case ScalarType::Bool:
       return BAGUA_BOOL;
     default:
-      STD_TORCH_CHECK(false, "ValueError: dtype not supported: use uint8, int8, int16, int32, int64, ",
+      STD_TORCH_CHECK(false,
+                      "ValueError: dtype not supported: use uint8, int8, int16, int32, int64, ",
                       "float16, bfloat16, float32, float64 or bool");
   }
   return -1;
@@ -171,7 +173,8 @@ struct Submission {
   }
 };
 
-// ---- Functional -------------------------------------------------------------------------------------
+// ---- Functional
+// -------------------------------------------------------------------------------------
 
 // Waits for `handle` and releases it.
 void Finish(uint64_t handle, std::vector<int64_t>* received_splits = nullptr) {
@@ -246,11 +249,12 @@ std::tuple<Tensor, Tensor> Alltoall(const Tensor& input, const Tensor& splits, s
   return {submission.outputs[0], rows};
 }
 
-// ---- Started, taken later ---------------------------------------------------------------------------
+// ---- Started, taken later
+// ---------------------------------------------------------------------------
 
 // Submissions by handle until they are taken. A dropped one that still runs is kept until a later
-// call finds that it ended: its memory must not go away under the core, and a tensor that belongs to
-// Python must not be freed on the core's thread.
+// call finds that it ended: its memory must not go away under the core, and a tensor that belongs
+// to Python must not be freed on the core's thread.
 class Table {
  public:
   int64_t Start(std::unique_ptr<Submission> submission) {
@@ -330,7 +334,9 @@ std::vector<Tensor> Take(int64_t handle) {
   return submission->outputs;
 }
 
-void Drop(int64_t handle) { Submissions().Drop(static_cast<uint64_t>(handle)); }
+void Drop(int64_t handle) {
+  Submissions().Drop(static_cast<uint64_t>(handle));
+}
 
 }  // namespace
 

@@ -1,4 +1,5 @@
-// BAGUA_CHECK(condition) << "both values": a bug in this code, never a fault of user, peer or kernel.
+// BAGUA_CHECK(condition) << "both values": a bug in this code, never a fault of user, peer or
+// kernel.
 #ifndef BAGUA_COMMON_BASE_CHECK_H_
 #define BAGUA_COMMON_BASE_CHECK_H_
 
@@ -19,9 +20,9 @@ class CheckFailure {
 
 }  // namespace bagua
 
-#define BAGUA_CHECK(condition) \
+#define BAGUA_CHECK(condition)                             \
   if (__builtin_expect(static_cast<bool>(condition), 1)) { \
-  } else /* NOLINT(readability/braces) */ \
+  } else /* NOLINT(readability/braces) */                  \
     ::bagua::CheckFailure(__FILE__, __LINE__, #condition).stream()
 
 #endif  // BAGUA_COMMON_BASE_CHECK_H_

@@ -40,8 +40,7 @@ Status ReadChoice(const char* name, std::initializer_list<const char*> choices,
     }
     known += StrCat(known.empty() ? "" : ", ", choice);
   }
-  return Status(StatusCode::kInvalidArgument,
-                StrCat(name, "='", text, "' is none of: ", known));
+  return Status(StatusCode::kInvalidArgument, StrCat(name, "='", text, "' is none of: ", known));
 }
 
 }  // namespace

@@ -15,7 +15,9 @@ struct Bfloat16 {
   uint16_t bits;
 };
 
-inline float ToFloat(Bfloat16 v) { return std::bit_cast<float>(static_cast<uint32_t>(v.bits) << 16); }
+inline float ToFloat(Bfloat16 v) {
+  return std::bit_cast<float>(static_cast<uint32_t>(v.bits) << 16);
+}
 
 inline float ToFloat(Half v) {
   const uint32_t sign = static_cast<uint32_t>(v.bits & 0x8000u) << 16;

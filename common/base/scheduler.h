@@ -65,7 +65,8 @@ class Scheduler {
   };
 
   // co_await Until(condition, peer): continues with OK once condition() holds, or with the failure
-  // given to Fail. `peer`, the rank expected to make it true, is named when the wait takes too long.
+  // given to Fail. `peer`, the rank expected to make it true, is named when the wait takes too
+  // long.
   template <class Predicate>
   UntilAwaiter<Predicate> Until(Predicate predicate, int peer = kNoPeer) {
     return UntilAwaiter<Predicate>(this, std::move(predicate), peer);
@@ -81,8 +82,8 @@ class Scheduler {
   // Whether a condition holds; resumes nothing.
   bool AnyReady();
 
-  // Sticky: every wait, present and future, ends with `failure`. Resumes the present ones. The first
-  // failure stays.
+  // Sticky: every wait, present and future, ends with `failure`. Resumes the present ones. The
+  // first failure stays.
   void Fail(const Status& failure);
   const Status& failure() const { return failure_; }
 

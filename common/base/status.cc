@@ -6,15 +6,24 @@ namespace bagua {
 
 const char* StatusCodeName(StatusCode code) {
   switch (code) {
-    case StatusCode::kOk: return "OK";
-    case StatusCode::kInProgress: return "IN_PROGRESS";
-    case StatusCode::kNotInitialized: return "NOT_INITIALIZED";
-    case StatusCode::kInvalidArgument: return "INVALID_ARGUMENT";
-    case StatusCode::kMismatch: return "MISMATCH";
-    case StatusCode::kPeerLost: return "PEER_LOST";
-    case StatusCode::kTimeout: return "TIMEOUT";
-    case StatusCode::kAborted: return "ABORTED";
-    case StatusCode::kInternal: return "INTERNAL";
+    case StatusCode::kOk:
+      return "OK";
+    case StatusCode::kInProgress:
+      return "IN_PROGRESS";
+    case StatusCode::kNotInitialized:
+      return "NOT_INITIALIZED";
+    case StatusCode::kInvalidArgument:
+      return "INVALID_ARGUMENT";
+    case StatusCode::kMismatch:
+      return "MISMATCH";
+    case StatusCode::kPeerLost:
+      return "PEER_LOST";
+    case StatusCode::kTimeout:
+      return "TIMEOUT";
+    case StatusCode::kAborted:
+      return "ABORTED";
+    case StatusCode::kInternal:
+      return "INTERNAL";
   }
   return "UNKNOWN";
 }

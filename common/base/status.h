@@ -1,5 +1,5 @@
-// Failure as a value. A bug in this code is a BAGUA_CHECK; whatever a user, a peer or the kernel can
-// cause is a Status, handed up to c_api.cc.
+// Failure as a value. A bug in this code is a BAGUA_CHECK; whatever a user, a peer or the kernel
+// can cause is a Status, handed up to c_api.cc.
 #ifndef BAGUA_COMMON_BASE_STATUS_H_
 #define BAGUA_COMMON_BASE_STATUS_H_
 
@@ -51,8 +51,8 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}           // NOLINT(google-explicit-constructor)
-  Result(Status status) : status_(std::move(status)) {}   // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}          // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
   T& value() & { return *value_; }
@@ -75,16 +75,16 @@ Status ErrnoStatus(const std::string& what, int error);
 
 }  // namespace bagua
 
-#define BAGUA_RETURN_IF_ERROR(expression)                            \
-  do {                                                               \
+#define BAGUA_RETURN_IF_ERROR(expression)                                                        \
+  do {                                                                                           \
     if (::bagua::Status bagua_status_ = (expression); !bagua_status_.ok()) return bagua_status_; \
   } while (false)
 
 // The same inside a coroutine; `expression` may hold a co_await.
-#define BAGUA_CO_RETURN_IF_ERROR(expression)                         \
-  do {                                                               \
-    ::bagua::Status bagua_status_ = (expression);                    \
-    if (!bagua_status_.ok()) co_return bagua_status_;                \
+#define BAGUA_CO_RETURN_IF_ERROR(expression)          \
+  do {                                                \
+    ::bagua::Status bagua_status_ = (expression);     \
+    if (!bagua_status_.ok()) co_return bagua_status_; \
   } while (false)
 
 #endif  // BAGUA_COMMON_BASE_STATUS_H_

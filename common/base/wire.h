@@ -22,7 +22,7 @@ using Bytes = std::vector<std::byte>;
 class Writer {
  public:
   template <class T>
-    requires std::is_trivially_copyable_v<T>
+  requires std::is_trivially_copyable_v<T>
   void Put(T value) {
     const auto* raw = reinterpret_cast<const std::byte*>(&value);
     bytes_.insert(bytes_.end(), raw, raw + sizeof(T));
@@ -51,8 +51,7 @@ class Reader {
   explicit Reader(std::span<const std::byte> bytes) : left_(bytes) {}
 
   template <class T>
-    requires std::is_trivially_copyable_v<T>
-  T Get() {
+  requires std::is_trivially_copyable_v<T> T Get() {
     T value{};
     if (Claim(sizeof(T))) {
       std::memcpy(&value, left_.data(), sizeof(T));

@@ -66,9 +66,7 @@ class Pieces {
 // Octets copied between users' memory and buffers on the way. Read by any thread.
 struct CopyCounter {
   std::atomic<int64_t> bytes{0};
-  void Add(size_t more) {
-    bytes.fetch_add(static_cast<int64_t>(more), std::memory_order_relaxed);
-  }
+  void Add(size_t more) { bytes.fetch_add(static_cast<int64_t>(more), std::memory_order_relaxed); }
 };
 
 // How values are combined.
@@ -79,7 +77,8 @@ struct Reduction {
 };
 
 // One rank's view of a collective on several inputs and outputs is the same on every rank of the
-// group but for the addresses. Ranks here are ranks within the group. Counts are octets unless said.
+// group but for the addresses. Ranks here are ranks within the group. Counts are octets unless
+// said.
 //
 // Thread-safety: the thread that drives the engine's loop. One collective at a time per channel.
 // Failure: the Status of the scheduler or transport; the whole engine has failed then.
@@ -97,8 +96,8 @@ class CollectiveBackend {
   // `in` holds sum(counts) elements; this rank gets the reduced counts[rank] of them, in `out`.
   virtual Task<Status> ReduceScatter(Tag tag, const std::byte* in, std::byte* out,
                                      const std::vector<size_t>& counts, Reduction how) = 0;
-  // Sends send_bytes[r] octets to rank r, gets recv_bytes[r] from it, both in rank order. `largest`:
-  // the most octets that any rank sends to any other, the same on all.
+  // Sends send_bytes[r] octets to rank r, gets recv_bytes[r] from it, both in rank order.
+  // `largest`: the most octets that any rank sends to any other, the same on all.
   virtual Task<Status> Alltoall(Tag tag, std::span<const std::byte> in,
                                 const std::vector<size_t>& send_bytes, std::span<std::byte> out,
                                 const std::vector<size_t>& recv_bytes, size_t largest) = 0;

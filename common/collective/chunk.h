@@ -13,8 +13,8 @@ struct Chunk {
   size_t end() const { return begin + count; }
 };
 
-// Chunk `index` of `count` elements cut for `size` ranks: all hold ceil(count / size) elements but the
-// last ones, which hold what is left, perhaps nothing.
+// Chunk `index` of `count` elements cut for `size` ranks: all hold ceil(count / size) elements but
+// the last ones, which hold what is left, perhaps nothing.
 constexpr Chunk ChunkOf(size_t count, int size, int index) {
   const size_t each = (count + static_cast<size_t>(size) - 1) / static_cast<size_t>(size);
   const size_t begin = std::min(count, each * static_cast<size_t>(index));
@@ -36,10 +36,14 @@ constexpr Chunk BlockOf(Chunk range, size_t most, size_t index) {
   return {range.begin + begin, std::min(most, range.count - begin)};
 }
 
-constexpr size_t BlockCount(size_t count, size_t most) { return (count + most - 1) / most; }
+constexpr size_t BlockCount(size_t count, size_t most) {
+  return (count + most - 1) / most;
+}
 
 // Remainder that is never negative.
-constexpr int Mod(int value, int size) { return ((value % size) + size) % size; }
+constexpr int Mod(int value, int size) {
+  return ((value % size) + size) % size;
+}
 
 }  // namespace bagua
 

@@ -1,6 +1,6 @@
-// Collectives over messages between ranks of a group. Small ones take log2(n) rounds, large ones move
-// the least bytes; every rank ends with the same bits, since each element is reduced on one rank and
-// copied, or in an order that is the same everywhere.
+// Collectives over messages between ranks of a group. Small ones take log2(n) rounds, large ones
+// move the least bytes; every rank ends with the same bits, since each element is reduced on one
+// rank and copied, or in an order that is the same everywhere.
 #include <bit>
 #include <cstring>
 #include <utility>
@@ -14,7 +14,8 @@ namespace {
 
 // Up to here latency counts more than bytes.
 constexpr size_t kSmallBytes = size_t{32} << 10;
-// A ring's chunk travels in segments of this size, so that reducing one overlaps receiving the next.
+// A ring's chunk travels in segments of this size, so that reducing one overlaps receiving the
+// next.
 constexpr size_t kSegmentBytes = size_t{256} << 10;
 
 class MeshBackend final : public CollectiveBackend {
@@ -57,8 +58,8 @@ class MeshBackend final : public CollectiveBackend {
   CopyCounter* const copies_;
 };
 
-// Binomial tree, reduced in rank order: rank r takes in r + 1, r + 2, r + 4, ... whose subtrees follow
-// it without gap.
+// Binomial tree, reduced in rank order: rank r takes in r + 1, r + 2, r + 4, ... whose subtrees
+// follow it without gap.
 Task<Status> MeshBackend::ReduceAtRoot(Tag tag, std::span<std::byte> data, size_t count,
                                        Reduction how) {
   Bytes received(data.size());
@@ -121,8 +122,7 @@ Task<Status> MeshBackend::ReceiveAndReduce(int from, Tag tag, std::span<std::byt
   Task<Status> receiving[2];
   receiving[0] = Recv(from, tag, room(0));
   for (size_t segment = 0; segment < segments; ++segment) {
-    if (segment + 1 < segments)
-      receiving[(segment + 1) % 2] = Recv(from, tag, room(segment + 1));
+    if (segment + 1 < segments) receiving[(segment + 1) % 2] = Recv(from, tag, room(segment + 1));
     BAGUA_CO_RETURN_IF_ERROR(co_await receiving[segment % 2]);
     const Chunk block = BlockOf({0, data.size()}, kSegmentBytes, segment);
     const void* const inputs[] = {room(segment).data(), data.data() + block.begin};
@@ -181,8 +181,7 @@ Task<Status> MeshBackend::Allreduce(Tag tag, const Pieces& data, Reduction how) 
     Scale(how.dtype, flat.data(), data.count(), Scaling{how.scaling.pre, 1.0, 1});
   Scaling after{1.0, how.scaling.post, how.scaling.divisor};
   if (size() == 1) {
-    Scale(how.dtype, flat.data(), data.count(),
-          rounds_partial_sums ? how.scaling : after);
+    Scale(how.dtype, flat.data(), data.count(), rounds_partial_sums ? how.scaling : after);
   } else if (rounds_partial_sums) {
     std::vector<Chunk> chunks;
     for (int r = 0; r < size(); ++r) chunks.push_back(ChunkOf(data.count(), size(), r));
@@ -225,12 +224,12 @@ Task<Status> MeshBackend::Allgather(Tag tag, std::span<const std::byte> in,
   co_return co_await RingAllgather(tag, out, chunks);
 }
 
-// Binomial tree from the root; large messages go down it in segments, one level forwarding while the
-// next segment arrives.
+// Binomial tree from the root; large messages go down it in segments, one level forwarding while
+// the next segment arrives.
 Task<Status> MeshBackend::Broadcast(Tag tag, std::span<std::byte> data, int root) {
   const int place = Mod(rank() - root, size());
-  const int span = place == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(size())))
-                              : place & -place;
+  const int span =
+      place == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(size()))) : place & -place;
   const int parent = Mod(place - (place & -place) + root, size());
   const size_t segments = std::max<size_t>(1, BlockCount(data.size(), kSegmentBytes));
   for (size_t index = 0; index < segments; ++index) {
@@ -265,8 +264,7 @@ Task<Status> MeshBackend::ReduceScatter(Tag tag, const std::byte* in, std::byte*
 }
 
 Task<Status> MeshBackend::Alltoall(Tag tag, std::span<const std::byte> in,
-                                   const std::vector<size_t>& send_bytes,
-                                   std::span<std::byte> out,
+                                   const std::vector<size_t>& send_bytes, std::span<std::byte> out,
                                    const std::vector<size_t>& recv_bytes, size_t /*largest*/) {
   std::vector<size_t> send_begin(size()), recv_begin(size());
   for (int r = 1; r < size(); ++r) {

@@ -15,13 +15,15 @@ struct alignas(64) Line {
   std::atomic<uint64_t> word;
 };
 
-// In every rank's segment: a line per bucket for "ready". In the first rank's also: a line per bucket
-// for "finished" and one per bucket and chunk for claims.
+// In every rank's segment: a line per bucket for "ready". In the first rank's also: a line per
+// bucket for "finished" and one per bucket and chunk for claims.
 size_t ControlLines(size_t buckets, int size) {
   return buckets * (2 + static_cast<size_t>(size));
 }
 
-size_t PieceCount(const BucketShape& shape) { return kPieceBytes / SizeOf(shape.dtype); }
+size_t PieceCount(const BucketShape& shape) {
+  return kPieceBytes / SizeOf(shape.dtype);
+}
 
 size_t PiecesIn(const BucketShape& shape, int size, int chunk) {
   return BlockCount(ChunkOf(shape.count, size, chunk).count, PieceCount(shape));
@@ -106,8 +108,7 @@ Task<Status> SharedBuckets::Allreduce(size_t bucket, uint64_t step, Reduction ho
   for (int r = 0; r < group_.size(); ++r) {
     const std::atomic<uint64_t>& word = ready(r, bucket);
     BAGUA_CO_RETURN_IF_ERROR(co_await scheduler_->Until(
-        [&word, step] { return word.load(std::memory_order_acquire) >= step; },
-        group_.ranks[r]));
+        [&word, step] { return word.load(std::memory_order_acquire) >= step; }, group_.ranks[r]));
   }
   const BucketShape& shape = layout_.buckets[bucket];
   const int n = group_.size();

@@ -1,6 +1,6 @@
 // Allreduce of flat buckets that lie in memory shared by all ranks of the group: nothing is copied.
-// Once every rank has made a bucket ready, whoever has time reduces pieces of it, reading all ranks'
-// buckets and writing the result to all of them; a rank that comes late finds the work done.
+// Once every rank has made a bucket ready, whoever has time reduces pieces of it, reading all
+// ranks' buckets and writing the result to all of them; a rank that comes late finds the work done.
 #ifndef BAGUA_COMMON_COLLECTIVE_SHARED_BUCKETS_H_
 #define BAGUA_COMMON_COLLECTIVE_SHARED_BUCKETS_H_
 

@@ -157,11 +157,9 @@ Task<Status> ShmBackend::Broadcast(Tag /*tag*/, std::span<std::byte> data, int r
   for (size_t k = 0; k < BlockCount(data.size(), most); ++k) {
     const uint64_t turn = staging_turn_++;
     const Chunk block = BlockOf({0, data.size()}, most, k);
-    if (rank() == root)
-      Copy(group_->staging(root, turn), data.data() + block.begin, block.count);
+    if (rank() == root) Copy(group_->staging(root, turn), data.data() + block.begin, block.count);
     BAGUA_CO_RETURN_IF_ERROR(co_await Meet());
-    if (rank() != root)
-      Copy(data.data() + block.begin, group_->staging(root, turn), block.count);
+    if (rank() != root) Copy(data.data() + block.begin, group_->staging(root, turn), block.count);
   }
   co_return Status();
 }
@@ -187,8 +185,7 @@ Task<Status> ShmBackend::ReduceScatter(Tag /*tag*/, const std::byte* in, std::by
     }
     BAGUA_CO_RETURN_IF_ERROR(co_await Meet());
     if (mine.count == 0) continue;
-    for (int r = 0; r < size(); ++r)
-      inputs[r] = group_->staging(r, turn) + rank() * most * each;
+    for (int r = 0; r < size(); ++r) inputs[r] = group_->staging(r, turn) + rank() * most * each;
     void* const outputs[] = {out + k * most * each};
     Reduce(how.dtype, how.op, inputs, outputs, mine.count, how.scaling);
   }
@@ -218,7 +215,9 @@ Task<Status> ShmBackend::Alltoall(Tag /*tag*/, std::span<const std::byte> in,
   co_return Status();
 }
 
-Task<Status> ShmBackend::Barrier(Tag /*tag*/) { co_return co_await Meet(); }
+Task<Status> ShmBackend::Barrier(Tag /*tag*/) {
+  co_return co_await Meet();
+}
 
 }  // namespace
 

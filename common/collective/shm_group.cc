@@ -8,7 +8,9 @@ namespace {
 constexpr size_t kHeaderBytes = 4096;
 constexpr size_t kLine = 64;
 
-size_t SlotBytes(const Config& config) { return config.shm_slot_bytes / kLine * kLine; }
+size_t SlotBytes(const Config& config) {
+  return config.shm_slot_bytes / kLine * kLine;
+}
 
 size_t StagingBytes(const Config& config) {
   return config.shm_staging_bytes / ShmGroup::kStagingBuffers / 4096 * 4096;
@@ -45,12 +47,12 @@ Status ShmGroup::Check() const {
     const uint64_t slot = theirs.slot_bytes.load(std::memory_order_relaxed);
     const uint64_t staging = theirs.staging_bytes.load(std::memory_order_relaxed);
     if (slot == slot_bytes_ && staging == staging_bytes_) continue;
-    return Status(StatusCode::kInvalidArgument,
-                  StrCat("rank ", group_.ranks[r], " has slots of ", slot, " and staging of ",
-                         staging, " bytes, rank ", group_.ranks[rank()], " of ", slot_bytes_,
-                         " and ", staging_bytes_,
-                         ". Set BAGUA_SHM_SLOT_BYTES and BAGUA_SHM_STAGING_BYTES to the same "
-                         "values on all ranks."));
+    return Status(
+        StatusCode::kInvalidArgument,
+        StrCat("rank ", group_.ranks[r], " has slots of ", slot, " and staging of ", staging,
+               " bytes, rank ", group_.ranks[rank()], " of ", slot_bytes_, " and ", staging_bytes_,
+               ". Set BAGUA_SHM_SLOT_BYTES and BAGUA_SHM_STAGING_BYTES to the same "
+               "values on all ranks."));
   }
   return {};
 }
@@ -79,8 +81,7 @@ Task<Status> ShmGroup::WaitAll(uint64_t step) {
   for (int r = 0; r < size(); ++r) {
     const std::atomic<uint64_t>& word = posted(r);
     BAGUA_CO_RETURN_IF_ERROR(co_await scheduler_->Until(
-        [&word, step] { return word.load(std::memory_order_acquire) >= step; },
-        group_.ranks[r]));
+        [&word, step] { return word.load(std::memory_order_acquire) >= step; }, group_.ranks[r]));
   }
   co_return Status();
 }

@@ -1,11 +1,11 @@
 // What the ranks of a group on one host share to run collectives: per rank a counter of published
 // steps, two mailbox slots for small messages, and three staging buffers.
 //
-// Rules that make the buffers safe without acknowledgements. Every rank runs the same collectives in
-// the same order, so all count the same steps. A step is: write own memory, Post, WaitAll, read the
-// others'. A rank that posts step s + 1 has read everything of step s. Small collectives alternate
-// between the two slots, so that a slot is written again only after its readers posted the step
-// between; large ones take the staging buffers in turn, where a reader may lag by two.
+// Rules that make the buffers safe without acknowledgements. Every rank runs the same collectives
+// in the same order, so all count the same steps. A step is: write own memory, Post, WaitAll, read
+// the others'. A rank that posts step s + 1 has read everything of step s. Small collectives
+// alternate between the two slots, so that a slot is written again only after its readers posted
+// the step between; large ones take the staging buffers in turn, where a reader may lag by two.
 #ifndef BAGUA_COMMON_COLLECTIVE_SHM_GROUP_H_
 #define BAGUA_COMMON_COLLECTIVE_SHM_GROUP_H_
 

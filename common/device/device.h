@@ -21,8 +21,8 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual const char* name() const = 0;
-  // Uninitialised memory of at least `bytes`, aligned for every element type and never null; kInternal
-  // if there is not enough.
+  // Uninitialised memory of at least `bytes`, aligned for every element type and never null;
+  // kInternal if there is not enough.
   virtual Result<DeviceMemory> Allocate(size_t bytes) const = 0;
   // Both on this device, not overlapping; done when it returns. `bytes` 0 allows null pointers.
   virtual void Copy(void* dst, const void* src, size_t bytes) const = 0;

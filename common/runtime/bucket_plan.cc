@@ -7,9 +7,9 @@ namespace {
 
 Status Check(const std::vector<PlanTensor>& tensors, const std::vector<int32_t>& bucket_of) {
   if (!bucket_of.empty() && bucket_of.size() != tensors.size())
-    return Status(StatusCode::kInvalidArgument,
-                  StrCat("bucket_of has ", bucket_of.size(), " entries for ", tensors.size(),
-                         " tensors"));
+    return Status(
+        StatusCode::kInvalidArgument,
+        StrCat("bucket_of has ", bucket_of.size(), " entries for ", tensors.size(), " tensors"));
   if (!std::is_sorted(bucket_of.begin(), bucket_of.end()))
     return Status(StatusCode::kInvalidArgument,
                   "bucket_of decreases: give the tensors in the order of their buckets");

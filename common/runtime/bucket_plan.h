@@ -18,8 +18,8 @@ struct PlanTensor {
   TensorMeta meta;
 };
 
-// A bucket holds the elements of its tensors, one tensor after another, and behind them one element per
-// tensor that tells whether any rank had it ready.
+// A bucket holds the elements of its tensors, one tensor after another, and behind them one element
+// per tensor that tells whether any rank had it ready.
 struct Bucket {
   DType dtype = DType::kFloat32;
   size_t first_tensor = 0;
@@ -40,9 +40,9 @@ struct BucketPlan {
   std::vector<TensorPlace> places;  // by tensor
 };
 
-// One dtype a bucket; a bucket closes when the next tensor would make it larger than `bucket_bytes`, so
-// that one larger tensor has a bucket of its own. With `bucket_of` (per tensor, not decreasing; may be
-// empty) buckets follow it instead, and split where the dtype changes.
+// One dtype a bucket; a bucket closes when the next tensor would make it larger than
+// `bucket_bytes`, so that one larger tensor has a bucket of its own. With `bucket_of` (per tensor,
+// not decreasing; may be empty) buckets follow it instead, and split where the dtype changes.
 // kInvalidArgument if bucket_of decreases or has another length, or a dtype is not floating.
 Result<BucketPlan> PlanBuckets(const std::vector<PlanTensor>& tensors, size_t bucket_bytes,
                                const std::vector<int32_t>& bucket_of);

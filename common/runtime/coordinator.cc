@@ -59,8 +59,8 @@ Status Coordinator::Receive(int rank, Submission submission, Deadline now) {
     pending.since = now;
   }
   if (pending.submitted[rank])
-    return Status(StatusCode::kInternal, StrCat("rank ", ranks_[rank], " submitted '", key.name,
-                                                "' twice at once"));
+    return Status(StatusCode::kInternal,
+                  StrCat("rank ", ranks_[rank], " submitted '", key.name, "' twice at once"));
   if (submission.request.position.size() == 2)
     response_.renewals.push_back({ranks_[rank], key.name,
                                   static_cast<uint32_t>(submission.request.position[0]),
@@ -126,16 +126,14 @@ Agreement Coordinator::Agree(const Key& key, Pending& pending, Request* first) {
   return agreement;
 }
 
-uint32_t Coordinator::Remember(const Key& key, std::vector<Request> requests,
-                               const Sizes& sizes) {
+uint32_t Coordinator::Remember(const Key& key, std::vector<Request> requests, const Sizes& sizes) {
   if (capacity_ == 0) return 0;
   // The name stands for something else from here on.
   if (!key.name.empty())
     if (const auto old = id_of_name_.find(key.name); old != id_of_name_.end()) Forget(old->second);
   if (known_.size() >= capacity_) {
-    const auto idle = std::find_if(uses_.begin(), uses_.end(), [this](uint32_t id) {
-      return known_.at(id).pending == 0;
-    });
+    const auto idle = std::find_if(uses_.begin(), uses_.end(),
+                                   [this](uint32_t id) { return known_.at(id).pending == 0; });
     if (idle == uses_.end()) return 0;
     Forget(*idle);
   }

@@ -1,5 +1,6 @@
-// The rank that decides: collects what the ranks of a group submit, checks that it fits together, and
-// answers with an order that is the same for all. Pure: messages in, messages out; no I/O, no clock.
+// The rank that decides: collects what the ranks of a group submit, checks that it fits together,
+// and answers with an order that is the same for all. Pure: messages in, messages out; no I/O, no
+// clock.
 #ifndef BAGUA_COMMON_RUNTIME_COORDINATOR_H_
 #define BAGUA_COMMON_RUNTIME_COORDINATOR_H_
 
@@ -30,7 +31,7 @@ Result<Submission> DecodeSubmission(Reader* reader);
 
 // One operation that all ranks have agreed on, or that fails on all of them.
 struct Agreement {
-  uint32_t id = 0;  // by which it is known from here on; 0: not remembered
+  uint32_t id = 0;     // by which it is known from here on; 0: not remembered
   bool known = false;  // every rank has `id` and its sizes already; name and sizes do not travel
   uint64_t sequence = 0;
   std::string name;
@@ -43,8 +44,8 @@ struct Agreement {
 struct Unit {
   std::vector<Agreement> agreements;
 };
-// `rank` has dropped plan `number` after `steps` steps and registers another of that name; who waits for
-// it in a later step of the old one waits in vain.
+// `rank` has dropped plan `number` after `steps` steps and registers another of that name; who
+// waits for it in a later step of the old one waits in vain.
 struct Renewal {
   int rank = 0;
   std::string name;

@@ -1,7 +1,8 @@
 // One rank of a job. An object without global state: tests run several in one process.
 //
-// Failure: a peer that is lost, a transport that breaks or a peer's abort ends the job's communication;
-// that is sticky, reaches every operation and plan at once, and a new engine has to be made.
+// Failure: a peer that is lost, a transport that breaks or a peer's abort ends the job's
+// communication; that is sticky, reaches every operation and plan at once, and a new engine has to
+// be made.
 #ifndef BAGUA_COMMON_RUNTIME_ENGINE_H_
 #define BAGUA_COMMON_RUNTIME_ENGINE_H_
 
@@ -45,14 +46,14 @@ class Engine final : private Work, private OperationObserver {
   const Topology& topology() const { return topology_; }
   const Config& config() const { return config_; }
 
-  // Makes a group of `ranks`, ascending. All its members must call it, and all ranks must make their
-  // common groups in the same order. Returns the group's number, which is the same on its members when
-  // every rank made equally many groups before. Blocks until the members have met.
+  // Makes a group of `ranks`, ascending. All its members must call it, and all ranks must make
+  // their common groups in the same order. Returns the group's number, which is the same on its
+  // members when every rank made equally many groups before. Blocks until the members have met.
   Result<uint32_t> AddGroup(std::vector<int> ranks, Deadline deadline);
 
-  // Checks and queues an operation; it then ends by itself, also if the job fails. kInvalidArgument, and
-  // nothing queued, for what this rank alone can see to be wrong, a name in flight included.
-  // `caller_drives`: the caller waits at once, so nobody else needs to be woken.
+  // Checks and queues an operation; it then ends by itself, also if the job fails.
+  // kInvalidArgument, and nothing queued, for what this rank alone can see to be wrong, a name in
+  // flight included. `caller_drives`: the caller waits at once, so nobody else needs to be woken.
   Status Enqueue(const OperationPtr& operation, bool caller_drives = false);
   // Until the operation ended or the deadline. True if it ended.
   bool Wait(const Operation& operation, Deadline deadline);
@@ -68,8 +69,8 @@ class Engine final : private Work, private OperationObserver {
 
   // Says goodbye and ends; what is in flight fails with kAborted. Idempotent, one thread at a time.
   void Shutdown();
-  // In a forked child: gives up the connections without a word, takes no lock. The engine must neither
-  // be used nor destroyed afterwards.
+  // In a forked child: gives up the connections without a word, takes no lock. The engine must
+  // neither be used nor destroyed afterwards.
   void CloseInChild();
 
   const Counters& counters() const { return counters_; }
@@ -150,7 +151,7 @@ class Engine final : private Work, private OperationObserver {
   std::map<uint32_t, GroupEntry> group_entries_;  // guarded by mutex_
   // By name: number of the plan that was dropped last, and the steps it made.
   std::map<std::string, std::vector<int64_t>> dropped_plans_;  // guarded by mutex_
-  uint32_t groups_made_ = 0;                      // guarded by mutex_
+  uint32_t groups_made_ = 0;                                   // guarded by mutex_
   std::atomic<bool> inbox_filled_{false};
   std::atomic<bool> plan_dropped_{false};
   std::atomic<bool> flushed_{false};

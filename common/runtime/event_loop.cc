@@ -30,7 +30,11 @@ void Pause() {
 }  // namespace
 
 EventLoop::EventLoop(Work* work, Doorbell* bell, std::chrono::nanoseconds spin)
-    : work_(work), bell_(bell), spin_(spin), spin_budget_(spin), epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+    : work_(work),
+      bell_(bell),
+      spin_(spin),
+      spin_budget_(spin),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
   // A wake-up that finds its sleeper awake stays readable until the next sleep drains it.
   epoll_event event{};
   event.events = EPOLLIN;
@@ -38,7 +42,9 @@ EventLoop::EventLoop(Work* work, Doorbell* bell, std::chrono::nanoseconds spin)
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, bell_->fd(), &event);
 }
 
-EventLoop::~EventLoop() { Stop(); }
+EventLoop::~EventLoop() {
+  Stop();
+}
 
 Status EventLoop::Watch(int fd) {
   epoll_event event{};
@@ -209,13 +215,11 @@ void EventLoop::LastLook(bool arms) {
   const bool earlier = next < next_deadline_.load(std::memory_order_relaxed);
   next_deadline_.store(next, std::memory_order_seq_cst);
   // The thread would sleep past it.
-  if (earlier && state_.load(std::memory_order_seq_cst) == ThreadState::kWatching)
-    bell_->Signal();
+  if (earlier && state_.load(std::memory_order_seq_cst) == ThreadState::kWatching) bell_->Signal();
 }
 
 bool EventLoop::SleepOnEvents(Deadline deadline) {
-  const Deadline until =
-      std::min(deadline, next_deadline_.load(std::memory_order_relaxed));
+  const Deadline until = std::min(deadline, next_deadline_.load(std::memory_order_relaxed));
   epoll_event events[16];
   const int count = ::epoll_wait(epoll_.get(), events, 16, TimeoutUntil(until));
   for (int i = 0; i < count; ++i) {
@@ -245,8 +249,7 @@ void EventLoop::SleepOnWaiters(const Condition& done, Deadline deadline) {
 
 int EventLoop::TimeoutUntil(Deadline deadline) const {
   if (deadline == kForever) return -1;
-  const auto left =
-      std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
 }
 

@@ -1,11 +1,11 @@
-// Carries the engine's work on: by a background thread that sleeps on events, and by threads that wait
-// for a result, which spare the hand-over to it and back.
+// Carries the engine's work on: by a background thread that sleeps on events, and by threads that
+// wait for a result, which spare the hand-over to it and back.
 //
-// One thread at a time drives: it takes passes over the work until nothing moves. Whoever waits drives,
-// spins for a moment and then sleeps on the engine's events itself, in charge of whatever arrives; the
-// background thread rests meanwhile. Without a waiter in charge the background thread watches the
-// events. Before any of them sleeps it arms the doorbell and takes a last pass, so that whoever brings
-// work afterwards, this process through Notify or a peer through the bell, wakes it.
+// One thread at a time drives: it takes passes over the work until nothing moves. Whoever waits
+// drives, spins for a moment and then sleeps on the engine's events itself, in charge of whatever
+// arrives; the background thread rests meanwhile. Without a waiter in charge the background thread
+// watches the events. Before any of them sleeps it arms the doorbell and takes a last pass, so that
+// whoever brings work afterwards, this process through Notify or a peer through the bell, wakes it.
 //
 // While short operations follow each other, the background thread rests for kRest at a time, and a
 // waiter that leaves nothing outstanding leaves the bell unarmed: peers then need no system call to
@@ -68,8 +68,8 @@ class EventLoop {
   // alone, since it looks in soon enough.
   void NotifyLazily();
 
-  // Until done() or the deadline; true if done(). Drives meanwhile if nobody else does. `done` is called
-  // often, by this thread, and must become true in a pass or before WakeWaiters.
+  // Until done() or the deadline; true if done(). Drives meanwhile if nobody else does. `done` is
+  // called often, by this thread, and must become true in a pass or before WakeWaiters.
   template <class Done>
   bool WaitUntil(Done done, Deadline deadline) {
     if (done()) return true;
@@ -95,14 +95,14 @@ class EventLoop {
   enum class ThreadState : int { kAwake, kWatching, kResting, kBatching };
 
   bool Wait(const Condition& done, Deadline deadline);
-  // Tries to drive; false if somebody else does. `in_charge`: this waiter is the one to sleep on the
-  // events; ends when it is done.
+  // Tries to drive; false if somebody else does. `in_charge`: this waiter is the one to sleep on
+  // the events; ends when it is done.
   bool TryDrive(const Condition& done, Deadline deadline, bool* in_charge);
   // With driver_ held: passes until done() or nothing moves for the spin time.
   void Drive(const Condition& done, Deadline deadline);
   void LearnFromSpin(bool succeeded);
-  // With driver_ held: a last look, before it the bell is armed if `arms`, so that what comes from here
-  // on wakes somebody.
+  // With driver_ held: a last look, before it the bell is armed if `arms`, so that what comes from
+  // here on wakes somebody.
   void LastLook(bool arms);
   // True if there was an event, which nobody else sees then.
   bool SleepOnEvents(Deadline deadline);
@@ -127,12 +127,12 @@ class EventLoop {
   bool active_ = false;              // guarded by driver_: something moved since the thread looked
   std::atomic<bool> rests_{false};   // the thread comes back by itself soon; it alone writes
   std::atomic<bool> charge_{false};  // a waiter sleeps on the events, or is about to
-  std::atomic<bool> on_events_{false};  // the waiter in charge sleeps
+  std::atomic<bool> on_events_{false};             // the waiter in charge sleeps
   std::atomic<Deadline> next_deadline_{kForever};  // of the work, as last seen
   std::atomic<ThreadState> state_{ThreadState::kAwake};
-  bool took_events_ = false;  // of the thread
-  Deadline notified_at_ = Deadline::min();  // of the thread: its last round that was notified of
-  std::atomic<bool> notified_{false};       // since the thread looked
+  bool took_events_ = false;            // of the thread
+  Deadline notified_at_{};              // of the thread: its last round that was notified of
+  std::atomic<bool> notified_{false};   // since the thread looked
   std::atomic<bool> signalled_{false};  // Notify signalled, and nobody has taken it
   std::atomic<bool> stopped_{false};
   std::atomic<int64_t> wakeups_{0};

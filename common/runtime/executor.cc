@@ -26,8 +26,8 @@ const Device& DeviceOf(const TensorMeta& meta) {
   return *device.value();
 }
 
-// Memory for the results of one operation. Where the user gives none, the collective still runs, since
-// the other ranks count on it, and the operation fails afterwards.
+// Memory for the results of one operation. Where the user gives none, the collective still runs,
+// since the other ranks count on it, and the operation fails afterwards.
 class ResultMemory {
  public:
   explicit ResultMemory(Operation* operation) : operation_(operation) {}
@@ -40,9 +40,9 @@ class ResultMemory {
       result.data = static_cast<std::byte*>(operation_->allocate(
           operation_->context, index, meta.shape.ndim, meta.shape.dims.data()));
       if (result.data == nullptr && bytes > 0 && failure_.ok())
-        failure_ = Status(StatusCode::kInternal,
-                          StrCat(operation_->Describe(), ": no memory for the result ",
-                                 bagua::Describe(meta)));
+        failure_ = Status(
+            StatusCode::kInternal,
+            StrCat(operation_->Describe(), ": no memory for the result ", bagua::Describe(meta)));
     }
     if (result.data == nullptr) {
       Result<DeviceMemory> memory = DeviceOf(meta).Allocate(bytes);
@@ -98,8 +98,8 @@ Task<Status> Executor::Run(const AgreedUnit& unit, uint64_t number) {
   co_return Status();
 }
 
-// Tensors of one type travel together; a unit of several types, which is one grouped operation, takes
-// one collective for each.
+// Tensors of one type travel together; a unit of several types, which is one grouped operation,
+// takes one collective for each.
 Task<Status> Executor::Allreduce(const AgreedUnit& unit, Tag tag) {
   bool present[kDTypeCount] = {};
   size_t tensors = 0;
@@ -162,8 +162,7 @@ Task<Status> Executor::Allgather(const AgreedOperation& agreed, Tag tag) {
 
 Task<Status> Executor::Broadcast(const AgreedOperation& agreed, Tag tag) {
   Operation& operation = *agreed.operation;
-  const auto place =
-      std::find(group_.ranks.begin(), group_.ranks.end(), operation.request.root);
+  const auto place = std::find(group_.ranks.begin(), group_.ranks.end(), operation.request.root);
   const int root = static_cast<int>(place - group_.ranks.begin());
   for (size_t i = 0; i < operation.request.tensors.size(); ++i) {
     const size_t bytes = operation.request.tensors[i].bytes();
@@ -172,8 +171,7 @@ Task<Status> Executor::Broadcast(const AgreedOperation& agreed, Tag tag) {
       DeviceOf(operation.request.tensors[i]).Copy(out, operation.inputs[i], bytes);
     Counters::Add(counters_->gathered_bytes, static_cast<int64_t>(bytes));
     tag.bucket = static_cast<uint32_t>(i);
-    if (bytes > 0)
-      BAGUA_CO_RETURN_IF_ERROR(co_await backend_->Broadcast(tag, {out, bytes}, root));
+    if (bytes > 0) BAGUA_CO_RETURN_IF_ERROR(co_await backend_->Broadcast(tag, {out, bytes}, root));
   }
   operation.End({});
   co_return Status();
@@ -184,8 +182,7 @@ Task<Status> Executor::ReduceScatter(const AgreedOperation& agreed, Tag tag) {
   ResultMemory memory(&operation);
   for (size_t i = 0; i < operation.request.tensors.size(); ++i) {
     const TensorMeta& tensor = operation.request.tensors[i];
-    std::vector<size_t> counts =
-        ScatteredRows(static_cast<size_t>(tensor.shape.rows()), size());
+    std::vector<size_t> counts = ScatteredRows(static_cast<size_t>(tensor.shape.rows()), size());
     TensorMeta part = tensor;
     part.shape = tensor.shape.WithRows(static_cast<int64_t>(counts[rank()]));
     for (size_t& count : counts) count *= static_cast<size_t>(tensor.shape.row_count());
@@ -214,8 +211,8 @@ Task<Status> Executor::Alltoall(const AgreedOperation& agreed, Tag tag) {
     recv_bytes.push_back(static_cast<size_t>(rows(r, rank())) * row_bytes);
     operation.received_splits.push_back(rows(r, rank()));
   }
-  const auto largest = static_cast<size_t>(
-      *std::max_element(agreed.sizes->begin(), agreed.sizes->end()));
+  const auto largest =
+      static_cast<size_t>(*std::max_element(agreed.sizes->begin(), agreed.sizes->end()));
   TensorMeta received = tensor;
   received.shape = tensor.shape.WithRows(std::accumulate(
       operation.received_splits.begin(), operation.received_splits.end(), int64_t{0}));

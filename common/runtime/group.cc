@@ -10,7 +10,8 @@
 namespace bagua {
 namespace {
 
-// Numbers of plans that are alive at once in one group; a number returns after so many registrations.
+// Numbers of plans that are alive at once in one group; a number returns after so many
+// registrations.
 constexpr uint32_t kPlansPerGroup = 1u << 14;
 
 }  // namespace
@@ -46,8 +47,7 @@ Task<Status> Group::ShareSegment(uint64_t id, std::shared_ptr<Segment> own, size
     const int peer = ranks_.ranks[r];
     BAGUA_CO_RETURN_IF_ERROR(co_await context_->scheduler->Until(
         [&lifelines, peer, id] { return lifelines.HasSegment(peer, id); }, peer));
-    Result<std::shared_ptr<Segment>> theirs =
-        Segment::Map(lifelines.TakeSegment(peer, id), least);
+    Result<std::shared_ptr<Segment>> theirs = Segment::Map(lifelines.TakeSegment(peer, id), least);
     if (!theirs.ok())
       co_return theirs.status().WithContext(
           StrCat("memory of ", context_->wiring->peers[peer].name));
@@ -69,8 +69,8 @@ Task<Status> Group::MakeBackend(uint64_t segment_id, std::unique_ptr<CollectiveB
   // A peer's segment may be smaller, if its configuration is another: Check tells.
   BAGUA_CO_RETURN_IF_ERROR(
       co_await ShareSegment(segment_id, own.value(), sizeof(ShmGroupHeader), &segments));
-  auto group = std::make_unique<ShmGroup>(config, ranks_, std::move(segments), Bells(),
-                                          context_->scheduler);
+  auto group =
+      std::make_unique<ShmGroup>(config, ranks_, std::move(segments), Bells(), context_->scheduler);
   BAGUA_CO_RETURN_IF_ERROR(group->Check());
   *backend = MakeShmBackend(std::move(group), &context_->counters->copies);
   co_return Status();
@@ -114,9 +114,8 @@ Task<Status> Group::StartPlan(OperationPtr operation) {
         co_await MakeBackend(SegmentId(kPlanSegment, number), &exchange.backend));
   } else {
     std::vector<std::shared_ptr<Segment>> segments;
-    BAGUA_CO_RETURN_IF_ERROR(
-        co_await ShareSegment(SegmentId(kPlanSegment, number), plan.segment(),
-                              plan.segment()->bytes(), &segments));
+    BAGUA_CO_RETURN_IF_ERROR(co_await ShareSegment(SegmentId(kPlanSegment, number), plan.segment(),
+                                                   plan.segment()->bytes(), &segments));
     exchange.shared = std::make_unique<SharedBuckets>(plan.layout(), ranks_, std::move(segments),
                                                       Bells(), context_->scheduler);
   }

@@ -1,5 +1,5 @@
-// A process group: some of the job's ranks, which agree on operations among themselves and carry them
-// out one after the other. Several groups run side by side.
+// A process group: some of the job's ranks, which agree on operations among themselves and carry
+// them out one after the other. Several groups run side by side.
 #ifndef BAGUA_COMMON_RUNTIME_GROUP_H_
 #define BAGUA_COMMON_RUNTIME_GROUP_H_
 
@@ -16,8 +16,8 @@
 #include "common/runtime/executor.h"
 #include "common/runtime/negotiator.h"
 #include "common/runtime/plan.h"
-#include "common/transport/wiring.h"
 #include "common/transport/mesh.h"
+#include "common/transport/wiring.h"
 
 namespace bagua {
 
@@ -43,8 +43,8 @@ class Group {
 
   // Chooses the backend and, where memory is shared, meets the other members.
   Task<Status> Connect();
-  // Carries agreed units out for ever; ends with the failure that ends the job. Operations of the unit
-  // that failed are ended with it.
+  // Carries agreed units out for ever; ends with the failure that ends the job. Operations of the
+  // unit that failed are ended with it.
   Task<Status> Run();
 
   uint32_t id() const { return id_; }
@@ -58,7 +58,8 @@ class Group {
 
  private:
   bool shares_memory() const;
-  // Gives `own` to the other members and takes theirs, of `least` octets; `all` by rank of the group.
+  // Gives `own` to the other members and takes theirs, of `least` octets; `all` by rank of the
+  // group.
   Task<Status> ShareSegment(uint64_t id, std::shared_ptr<Segment> own, size_t least,
                             std::vector<std::shared_ptr<Segment>>* all);
   std::vector<Doorbell*> Bells() const;

@@ -98,8 +98,7 @@ Result<Response> DecodeResponse(Reader* reader) {
   for (Unit& unit : response.units) {
     unit.agreements.resize(reader->GetCount(9));
     for (Agreement& agreement : unit.agreements)
-      if (!Decode(reader, &agreement))
-        return Status(StatusCode::kInternal, "malformed response");
+      if (!Decode(reader, &agreement)) return Status(StatusCode::kInternal, "malformed response");
   }
   response.renewals.resize(reader->GetCount(20));
   for (Renewal& renewal : response.renewals) {

@@ -137,9 +137,8 @@ void Negotiator::ApplyAgreement(Agreement agreement, AgreedUnit* unit) {
   } else {
     sizes = std::make_shared<const Sizes>(std::move(agreement.sizes));
   }
-  std::erase_if(renewals_, [&agreement](const Renewal& renewal) {
-    return renewal.name == agreement.name;
-  });
+  std::erase_if(renewals_,
+                [&agreement](const Renewal& renewal) { return renewal.name == agreement.name; });
   auto node = waiting_.extract({agreement.name, agreement.sequence});
   // Failed because a rank left before this one submitted it, or while it gave up by itself.
   if (node.empty()) return;
@@ -221,11 +220,11 @@ Status Negotiator::CheckStalls(Deadline now, const Config& config,
     if (limit.count() <= 0) return {};
     for (const auto& [key, waiting] : waiting_)
       if (waiting.operation->since <= before(limit + kCoordinatorGrace))
-        return Status(StatusCode::kTimeout,
-                      StrCat(waiting.operation->Describe(), " waited ",
-                             limit.count() + kCoordinatorGrace.count(), " s for rank ",
-                             coordinator(),
-                             ", which decides the order of operations and does not answer"));
+        return Status(
+            StatusCode::kTimeout,
+            StrCat(waiting.operation->Describe(), " waited ",
+                   limit.count() + kCoordinatorGrace.count(), " s for rank ", coordinator(),
+                   ", which decides the order of operations and does not answer"));
     return {};
   }
   if (warn.count() > 0) {
@@ -233,7 +232,8 @@ Status Negotiator::CheckStalls(Deadline now, const Config& config,
       if (stall.since > warned_)
         warnings->push_back(StrCat(
             stall.what, " waits since ", static_cast<int64_t>(Seconds(now - stall.since).count()),
-            " s for ", JoinRanks(stall.missing), ", which did not submit it. BAGUA_STALL_WARNING_SECONDS "
+            " s for ", JoinRanks(stall.missing),
+            ", which did not submit it. BAGUA_STALL_WARNING_SECONDS "
             "sets when this warning comes, BAGUA_TIMEOUT_SECONDS when it is an error."));
     warned_ = std::max(warned_, before(warn));
   }

@@ -59,8 +59,8 @@ class Negotiator {
   void Leave(int peer, const Status& reason);
   // Ends everything that waits here.
   void FailAll(const Status& reason);
-  // Warns of and times out what ranks wait for; on the coordinator rank. Elsewhere times out when the
-  // coordinator does not answer: non-OK, the job has failed.
+  // Warns of and times out what ranks wait for; on the coordinator rank. Elsewhere times out when
+  // the coordinator does not answer: non-OK, the job has failed.
   Status CheckStalls(Deadline now, const Config& config, std::vector<std::string>* warnings);
   // Whether CheckStalls may have something to do.
   bool has_stalls() const {

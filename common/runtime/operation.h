@@ -35,8 +35,8 @@ class OperationObserver {
   virtual void OnEnd(const Operation& operation, const Status& status) = 0;
 };
 
-// Thread-safety: written by the enqueueing thread before it is queued, then by the thread that drives
-// the loop until End; read by anyone once ended().
+// Thread-safety: written by the enqueueing thread before it is queued, then by the thread that
+// drives the loop until End; read by anyone once ended().
 class Operation {
  public:
   // Gives memory for result `index`; null function: the core allocates.
@@ -69,8 +69,7 @@ class Operation {
     status_ = std::move(status);
     if (observer != nullptr) observer->OnEnd(*this, status_);
     // The user may free everything as soon as the flag is seen: `done` comes first.
-    if (done != nullptr)
-      done(context, static_cast<int>(status_.code()), status_.message().c_str());
+    if (done != nullptr) done(context, static_cast<int>(status_.code()), status_.message().c_str());
     ended_.store(true, std::memory_order_release);
   }
   std::string Describe() const { return DescribeOperation(request.kind, name, sequence); }

@@ -39,10 +39,10 @@ bool IsNonZero(DType dtype, const std::byte* src) {
   return (src[bytes - 1] & std::byte{0x7f}) != std::byte{0};
 }
 
-// The value behind a bucket that says "ready": after scaling it is at least 1, whatever the factors.
+// The value behind a bucket that says "ready": after scaling it is at least 1, whatever the
+// factors.
 double UsedFlag(const Scaling& scaling) {
-  const double factor =
-      std::abs(scaling.pre * scaling.post / static_cast<double>(scaling.divisor));
+  const double factor = std::abs(scaling.pre * scaling.post / static_cast<double>(scaling.divisor));
   return factor > 0 && factor < 1 ? 1 / factor : 1;
 }
 
@@ -80,8 +80,7 @@ Result<std::shared_ptr<Plan>> Plan::Make(PlanOptions options, int group_size) {
     return segment.status().WithContext(StrCat("memory for plan '", options.name, "'"));
   const Codec* const lossy = options.codec == "none" ? nullptr : codec.value();
   return std::shared_ptr<Plan>(new Plan(std::move(options), std::move(plan).value(), lossy,
-                                        std::move(layout), std::move(segment).value(),
-                                        group_size));
+                                        std::move(layout), std::move(segment).value(), group_size));
 }
 
 Plan::Plan(PlanOptions options, BucketPlan plan, const Codec* codec, BucketLayout layout,
@@ -141,7 +140,9 @@ Task<Status> Plan::Run() {
   }
 }
 
-Reduction Plan::HowTo(DType dtype) const { return {dtype, ReduceOp::kSum, scaling_}; }
+Reduction Plan::HowTo(DType dtype) const {
+  return {dtype, ReduceOp::kSum, scaling_};
+}
 
 Task<Status> Plan::ExchangeBucket(size_t bucket) {
   const uint64_t step = step_.load(std::memory_order_acquire);
@@ -210,9 +211,9 @@ void Plan::CountDown(size_t bucket, bool* published) {
 Status Plan::MakeReady(size_t tensor, bool* published) {
   if (failed()) return failure();
   if (tensor >= tensor_count())
-    return Status(StatusCode::kInvalidArgument,
-                  StrCat("plan '", options_.name, "' has ", tensor_count(), " tensors, no tensor ",
-                         tensor));
+    return Status(
+        StatusCode::kInvalidArgument,
+        StrCat("plan '", options_.name, "' has ", tensor_count(), " tensors, no tensor ", tensor));
   if (ready_[tensor].exchange(1, std::memory_order_acq_rel) != 0)
     return Status(StatusCode::kInvalidArgument,
                   StrCat("plan '", options_.name, "': tensor '", options_.tensors[tensor].name,

@@ -1,5 +1,5 @@
-// A registered plan: buckets that are exchanged step after step without negotiation, each when its last
-// tensor is ready here and on the other ranks.
+// A registered plan: buckets that are exchanged step after step without negotiation, each when its
+// last tensor is ready here and on the other ranks.
 //
 // Life: made by the registering thread; BeginExchange by the driving thread once all ranks agreed;
 // then steps of MakeReady for every tensor and Finish until it says so.
@@ -53,8 +53,8 @@ class Plan {
     std::unique_ptr<SharedBuckets> shared;
     std::unique_ptr<CollectiveBackend> backend;
   };
-  // With the number that is the same on all ranks. `progressed` runs on the driving thread whenever a
-  // bucket ended.
+  // With the number that is the same on all ranks. `progressed` runs on the driving thread whenever
+  // a bucket ended.
   void BeginExchange(uint32_t number, Exchange exchange, Scheduler* scheduler, Counters* counters,
                      std::function<void()> progressed);
   // Exchanges buckets for ever; ends with the scheduler's failure.
@@ -62,8 +62,8 @@ class Plan {
   // Sticky; on the driving thread, after which no peer touches the buckets any more.
   void Fail(const Status& reason);
 
-  // Any thread: the values of `tensor` stand in their place. True in `*published` if a bucket became
-  // complete. kInvalidArgument if it was ready already; the plan's failure if it has one.
+  // Any thread: the values of `tensor` stand in their place. True in `*published` if a bucket
+  // became complete. kInvalidArgument if it was ready already; the plan's failure if it has one.
   Status MakeReady(size_t tensor, bool* published);
   // One thread at a time. The first call of a step writes zeros for what is not ready and publishes
   // every bucket; true if it did so now.

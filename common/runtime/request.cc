@@ -75,8 +75,8 @@ Difference Compare(const Request& theirs, const Request& first) {
   if (reduces && theirs.op != first.op)
     return {StrCat("op=", Name(theirs.op)), StrCat("op=", Name(first.op)), same};
   if (reduces && theirs.prescale != first.prescale)
-    return {StrCat("prescale_factor=", theirs.prescale),
-            StrCat("prescale_factor=", first.prescale), same};
+    return {StrCat("prescale_factor=", theirs.prescale), StrCat("prescale_factor=", first.prescale),
+            same};
   if (reduces && theirs.postscale != first.postscale)
     return {StrCat("postscale_factor=", theirs.postscale),
             StrCat("postscale_factor=", first.postscale), same};
@@ -100,9 +100,8 @@ Sizes CollectSizes(const std::vector<Request>& requests) {
 }  // namespace
 
 const char* Name(Kind kind) {
-  constexpr const char* kNames[kKindCount] = {"allreduce",     "allgather", "broadcast",
-                                              "reducescatter", "alltoall",  "barrier",
-                                              "plan"};
+  constexpr const char* kNames[kKindCount] = {
+      "allreduce", "allgather", "broadcast", "reducescatter", "alltoall", "barrier", "plan"};
   return kNames[static_cast<int>(kind)];
 }
 

@@ -91,8 +91,8 @@ struct OperationKeyHash {
   }
 };
 
-// Rows that each rank gives (allgather: per tensor and rank; alltoall: from and to), row-major; empty
-// for the other kinds.
+// Rows that each rank gives (allgather: per tensor and rank; alltoall: from and to), row-major;
+// empty for the other kinds.
 using Sizes = std::vector<int64_t>;
 
 // Whether the requests of all ranks of a group fit together. `ranks` are the global ranks, for the

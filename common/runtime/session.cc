@@ -15,13 +15,14 @@ Status UnknownPlan(uint64_t ticket) {
                        ": it was dropped, or belongs to an engine that was shut down"));
 }
 
-Status InProgress() { return Status(StatusCode::kInProgress, "the operation has not ended yet"); }
+Status InProgress() {
+  return Status(StatusCode::kInProgress, "the operation has not ended yet");
+}
 
 bool KeepsResults(const Operation& operation) {
-  return operation.allocate == nullptr &&
-         (operation.request.kind == Kind::kAllgather ||
-          operation.request.kind == Kind::kReduceScatter ||
-          operation.request.kind == Kind::kAlltoall);
+  return operation.allocate == nullptr && (operation.request.kind == Kind::kAllgather ||
+                                           operation.request.kind == Kind::kReduceScatter ||
+                                           operation.request.kind == Kind::kAlltoall);
 }
 
 }  // namespace

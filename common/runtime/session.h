@@ -58,15 +58,15 @@ class Session {
   // kInProgress at the deadline, else the operation's own status.
   Status Wait(uint64_t handle, Deadline deadline);
   Status Poll(uint64_t handle);
-  // Enqueues and waits. A handle is given, else 0, if the operation goes on, or if it ended well and the
-  // session keeps its results.
+  // Enqueues and waits. A handle is given, else 0, if the operation goes on, or if it ended well
+  // and the session keeps its results.
   Status Run(OperationPtr operation, Deadline deadline, uint64_t* handle);
   // The operation, ended well; kInvalidArgument if it is not.
   Result<OperationPtr> Ended(uint64_t handle);
   Status Release(uint64_t handle);
 
-  // The first call, with `*ticket` 0, registers; all wait. kInProgress at the deadline: call again. On
-  // failure `*ticket` is 0 again.
+  // The first call, with `*ticket` 0, registers; all wait. kInProgress at the deadline: call again.
+  // On failure `*ticket` is 0 again.
   Status CreatePlan(PlanOptions options, Deadline deadline, uint64_t* ticket);
   Result<std::shared_ptr<Plan>> FindPlan(uint64_t ticket);
   Status DropPlan(uint64_t ticket);

@@ -7,9 +7,9 @@
 namespace bagua {
 
 struct Topology {
-  int local_rank = 0;   // among the ranks of this host
+  int local_rank = 0;  // among the ranks of this host
   int local_size = 1;
-  int cross_rank = 0;   // among the hosts that hold a rank of the same local rank
+  int cross_rank = 0;  // among the hosts that hold a rank of the same local rank
   int cross_size = 1;
   bool homogeneous = true;  // every host holds equally many ranks
 

@@ -34,22 +34,23 @@ Status CheckReduction(const Operation& operation) {
   if (request.op == ReduceOp::kAdasum)
     return Invalid(operation, "op Adasum is not supported yet; use Average or Sum");
   if (!std::isfinite(request.prescale) || !std::isfinite(request.postscale))
-    return Invalid(operation, StrCat("prescale_factor ", request.prescale,
-                                     " and postscale_factor ", request.postscale,
-                                     " must be finite"));
-  const bool scales = request.op == ReduceOp::kAverage || request.prescale != 1.0 ||
-                      request.postscale != 1.0;
+    return Invalid(operation, StrCat("prescale_factor ", request.prescale, " and postscale_factor ",
+                                     request.postscale, " must be finite"));
+  const bool scales =
+      request.op == ReduceOp::kAverage || request.prescale != 1.0 || request.postscale != 1.0;
   for (const TensorMeta& tensor : request.tensors)
     if (tensor.dtype == DType::kBool && scales)
-      return Invalid(operation, "a bool tensor has no average and cannot be scaled; use Sum, Min, "
-                                "Max or Product without factors");
+      return Invalid(operation,
+                     "a bool tensor has no average and cannot be scaled; use Sum, Min, "
+                     "Max or Product without factors");
   return {};
 }
 
 Status CheckSplits(const Operation& operation, size_t size) {
   const std::vector<int64_t>& splits = operation.request.splits;
   if (splits.size() != size)
-    return Invalid(operation, StrCat("splits has ", splits.size(), " entries for ", size, " ranks"));
+    return Invalid(operation,
+                   StrCat("splits has ", splits.size(), " entries for ", size, " ranks"));
   if (std::any_of(splits.begin(), splits.end(), [](int64_t rows) { return rows < 0; }))
     return Invalid(operation, "splits has a negative entry");
   const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
@@ -70,9 +71,9 @@ Status Validate(const Operation& operation, const std::vector<int>& ranks, int r
     return CheckReduction(operation);
   if (request.kind == Kind::kBroadcast &&
       std::find(ranks.begin(), ranks.end(), request.root) == ranks.end())
-    return Invalid(operation, StrCat("root_rank ", request.root, " is none of the group's ",
-                                     ranks.size(), " ranks (", ranks.front(), " to ", ranks.back(),
-                                     ")"));
+    return Invalid(operation,
+                   StrCat("root_rank ", request.root, " is none of the group's ", ranks.size(),
+                          " ranks (", ranks.front(), " to ", ranks.back(), ")"));
   if (request.kind == Kind::kAlltoall) return CheckSplits(operation, ranks.size());
   return {};
 }

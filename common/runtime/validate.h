@@ -9,12 +9,12 @@
 
 namespace bagua {
 
-// kInvalidArgument naming the operation and the value at fault. `ranks` are the group's. The splits of
-// an alltoall must be filled in.
+// kInvalidArgument naming the operation and the value at fault. `ranks` are the group's. The splits
+// of an alltoall must be filled in.
 Status Validate(const Operation& operation, const std::vector<int>& ranks, int rank);
 
-// The rows of an alltoall for each of `size` ranks when the user gives none; kInvalidArgument if they
-// do not divide evenly.
+// The rows of an alltoall for each of `size` ranks when the user gives none; kInvalidArgument if
+// they do not divide evenly.
 Result<std::vector<int64_t>> EvenSplits(const Operation& operation, int size);
 
 }  // namespace bagua

@@ -1,5 +1,5 @@
-// A ring of bytes with one writer and one reader, in memory that both see. Zeroed memory is an empty
-// ring.
+// A ring of bytes with one writer and one reader, in memory that both see. Zeroed memory is an
+// empty ring.
 #ifndef BAGUA_COMMON_TRANSPORT_BYTE_RING_H_
 #define BAGUA_COMMON_TRANSPORT_BYTE_RING_H_
 
@@ -25,8 +25,7 @@ struct ByteRing {
   // Writer only. How many bytes of `src` were taken.
   size_t Write(std::span<const std::byte> src) {
     const uint64_t at = written.load(std::memory_order_relaxed);
-    const size_t used =
-        std::min<uint64_t>(at - read.load(std::memory_order_acquire), kCapacity);
+    const size_t used = std::min<uint64_t>(at - read.load(std::memory_order_acquire), kCapacity);
     const size_t count = std::min(src.size(), kCapacity - used);
     if (count == 0) return 0;
     const size_t index = at % kCapacity;

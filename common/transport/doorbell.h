@@ -1,8 +1,8 @@
 // Wakes a rank that sleeps. Ringing one that is awake costs one load.
 //
-// The word lives in memory that the ringers share with the sleeper. The sleeper arms the bell, looks
-// once more for work, and only then sleeps; the ringer publishes its work first and rings after: one
-// of the two always sees the other.
+// The word lives in memory that the ringers share with the sleeper. The sleeper arms the bell,
+// looks once more for work, and only then sleeps; the ringer publishes its work first and rings
+// after: one of the two always sees the other.
 #ifndef BAGUA_COMMON_TRANSPORT_DOORBELL_H_
 #define BAGUA_COMMON_TRANSPORT_DOORBELL_H_
 

@@ -165,10 +165,8 @@ void Lifelines::OnMessage(int peer) {
   } else if (watched.header.type == kAbort) {
     const bool known = watched.header.id >= static_cast<uint64_t>(StatusCode::kMismatch) &&
                        watched.header.id <= static_cast<uint64_t>(StatusCode::kInternal);
-    const auto code =
-        known ? static_cast<StatusCode>(watched.header.id) : StatusCode::kInternal;
-    std::string text(reinterpret_cast<const char*>(watched.payload.data()),
-                     watched.payload.size());
+    const auto code = known ? static_cast<StatusCode>(watched.header.id) : StatusCode::kInternal;
+    std::string text(reinterpret_cast<const char*>(watched.payload.data()), watched.payload.size());
     Push({PeerEvent::Kind::kAborted, peer, Status(code, std::move(text))});
   } else if (watched.header.type == kSegment) {
     {
@@ -231,12 +229,10 @@ void Lifelines::SendAbort(const Status& reason) {
 
 void Lifelines::SendGoodbye() {
   for (size_t peer = 0; peer < peers_.size(); ++peer)
-    [[maybe_unused]] const Status told =
-        SendMessage(static_cast<int>(peer), kGoodbye, 0, {}, -1);
+    [[maybe_unused]] const Status told = SendMessage(static_cast<int>(peer), kGoodbye, 0, {}, -1);
 }
 
-Status Lifelines::SendMessage(int peer, uint32_t type, uint64_t id, const Bytes& payload,
-                              int fd) {
+Status Lifelines::SendMessage(int peer, uint32_t type, uint64_t id, const Bytes& payload, int fd) {
   Watched& watched = *peers_[peer];
   if (!watched.socket.valid()) return {};
   const Header header{type, static_cast<uint32_t>(payload.size()), id};

@@ -1,6 +1,6 @@
-// Watches every peer: one socket each, that carries goodbye, abort and shared descriptors, and whose
-// end means that the peer is gone. Local peers are watched through their pidfd too, since a child
-// that a peer forked may hold the socket open.
+// Watches every peer: one socket each, that carries goodbye, abort and shared descriptors, and
+// whose end means that the peer is gone. Local peers are watched through their pidfd too, since a
+// child that a peer forked may hold the socket open.
 #ifndef BAGUA_COMMON_TRANSPORT_LIFELINE_H_
 #define BAGUA_COMMON_TRANSPORT_LIFELINE_H_
 
@@ -31,8 +31,8 @@ struct PeerEvent {
   Status status;
 };
 
-// Thread-safety: all functions from any thread. `on_event` runs on the watching thread, which sleeps
-// in epoll and never waits for another rank.
+// Thread-safety: all functions from any thread. `on_event` runs on the watching thread, which
+// sleeps in epoll and never waits for another rank.
 class Lifelines {
  public:
   struct Peer {
@@ -57,8 +57,8 @@ class Lifelines {
   bool has_events() const { return has_events_.load(std::memory_order_acquire); }
   std::vector<PeerEvent> TakeEvents();
 
-  // In a forked child: closes the descriptors, so that the parent's end is seen by its peers. Takes no
-  // lock and starts nothing.
+  // In a forked child: closes the descriptors, so that the parent's end is seen by its peers. Takes
+  // no lock and starts nothing.
   void CloseInChild();
 
  private:

@@ -35,7 +35,7 @@ class RankMemories {
   explicit RankMemories(int size)
       : bytes_(RingMemory::Bytes(size)),
         data_(static_cast<std::byte*>(
-            ::operator new(bytes_ * static_cast<size_t>(size), kAlignment))) {
+            ::operator new(bytes_* static_cast<size_t>(size), kAlignment))) {
     std::fill_n(data_, bytes_ * static_cast<size_t>(size), std::byte{0});
   }
   ~RankMemories() { ::operator delete(data_, kAlignment); }
@@ -75,15 +75,14 @@ std::vector<Wiring> MakeLoopbackWiring(int size) {
       link.name = StrCat("rank ", peer);
       if (peer != rank) {
         link.bell = CopyOf(events[peer], memory->of(peer));
-        link.pipes = JoinRings(memory->of(rank), rank, memory->of(peer), peer, memory,
-                               link.bell.get());
+        link.pipes =
+            JoinRings(memory->of(rank), rank, memory->of(peer), peer, memory, link.bell.get());
       }
       wiring.peers.push_back(std::move(link));
       watched.push_back({std::move(sockets[rank][peer]), 0});
     }
     Doorbell* const bell = wiring.bell.get();
-    wiring.lifelines =
-        std::make_unique<Lifelines>(std::move(watched), [bell] { bell->Signal(); });
+    wiring.lifelines = std::make_unique<Lifelines>(std::move(watched), [bell] { bell->Signal(); });
     const Status started = wiring.lifelines->Start();
     BAGUA_CHECK(started.ok()) << started.message();
   }

@@ -21,7 +21,7 @@ struct Header {
   uint64_t step;
   uint32_t channel;
   uint32_t bucket;
-  uint32_t crc;  // of the payload, where bytes leave the host
+  uint32_t crc;    // of the payload, where bytes leave the host
   uint32_t check;  // of all before
 };
 static_assert(sizeof(Header) == 32);
@@ -38,7 +38,9 @@ Header MakeHeader(const Tag& tag, std::span<const std::byte> payload, bool leave
   return header;
 }
 
-Tag TagOf(const Header& header) { return {header.channel, header.bucket, header.step}; }
+Tag TagOf(const Header& header) {
+  return {header.channel, header.bucket, header.step};
+}
 
 }  // namespace
 
@@ -52,7 +54,7 @@ std::string DescribeMessage(const Tag& tag, uint64_t bytes) {
 struct Mesh::SendOperation {
   Header header;
   std::span<const std::byte> payload;
-  Bytes owned;  // control messages own their payload
+  Bytes owned;      // control messages own their payload
   size_t sent = 0;  // header and payload
   bool done = false;
   Stream* stream = nullptr;
@@ -129,8 +131,7 @@ Mesh::~Mesh() {
 
 void Mesh::Count(const Stream& stream, size_t bytes) {
   counters_.messages_sent.fetch_add(1, std::memory_order_relaxed);
-  auto& total =
-      stream.pipe->leaves_host() ? counters_.bytes_sent_tcp : counters_.bytes_sent_ring;
+  auto& total = stream.pipe->leaves_host() ? counters_.bytes_sent_tcp : counters_.bytes_sent_ring;
   total.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
 }
 
@@ -169,9 +170,8 @@ Status Mesh::Deliver(int peer, RecvOperation* receive, const Tag& tag,
                      std::span<const std::byte> kept) {
   if (tag != receive->tag || kept.size() != receive->dst.size())
     return Status(StatusCode::kMismatch,
-                  StrCat("rank ", peer, " sent ", DescribeMessage(tag, kept.size()),
-                         " where rank ", rank_, " expects ",
-                         DescribeMessage(receive->tag, receive->dst.size()),
+                  StrCat("rank ", peer, " sent ", DescribeMessage(tag, kept.size()), " where rank ",
+                         rank_, " expects ", DescribeMessage(receive->tag, receive->dst.size()),
                          ". All ranks must run the same steps of the same model."));
   if (!kept.empty()) std::memcpy(receive->dst.data(), kept.data(), kept.size());
   receive->done = true;
@@ -212,8 +212,7 @@ Status Mesh::Progress(bool* moved) {
 Status Mesh::ProgressStream(int peer, Stream* stream, bool* moved) {
   Status status = Flush(stream, moved);
   if (status.ok()) status = ReadAvailable(peer, stream, moved);
-  if (status.code() == StatusCode::kPeerLost)
-    return status.WithContext(StrCat("lost rank ", peer));
+  if (status.code() == StatusCode::kPeerLost) return status.WithContext(StrCat("lost rank ", peer));
   return status;
 }
 
@@ -308,8 +307,7 @@ Status Mesh::EndMessage(int peer, Stream* stream) {
     return {};
   }
   RecvOperation* const next = channel.posted.front();
-  if (target == nullptr)
-    BAGUA_RETURN_IF_ERROR(Deliver(peer, next, TagOf(header), stream->keep));
+  if (target == nullptr) BAGUA_RETURN_IF_ERROR(Deliver(peer, next, TagOf(header), stream->keep));
   channel.posted.pop_front();
   next->stream = nullptr;
   next->done = true;
@@ -318,8 +316,8 @@ Status Mesh::EndMessage(int peer, Stream* stream) {
 
 bool Mesh::Readable() const {
   for (int peer = 0; peer < size(); ++peer)
-    if (peer != rank_ && (peers_[peer]->control.pipe->readable() ||
-                          peers_[peer]->data.pipe->readable()))
+    if (peer != rank_ &&
+        (peers_[peer]->control.pipe->readable() || peers_[peer]->data.pipe->readable()))
       return true;
   return false;
 }

@@ -1,11 +1,12 @@
 // Tagged messages between this rank and every other, over one control and one data Pipe per peer.
 //
 // Messages of one channel between two ranks arrive in the order in which they were sent; a receive
-// takes the next one and fails if it is not the one expected. Channels do not block each other: what
-// arrives before its receive is kept.
+// takes the next one and fails if it is not the one expected. Channels do not block each other:
+// what arrives before its receive is kept.
 //
 // Thread-safety: one thread at a time (the one that drives the engine's loop).
-// After Progress returned a failure, or the scheduler failed, this Mesh only fails: build a new one.
+// After Progress returned a failure, or the scheduler failed, this Mesh only fails: build a new
+// one.
 #ifndef BAGUA_COMMON_TRANSPORT_MESH_H_
 #define BAGUA_COMMON_TRANSPORT_MESH_H_
 

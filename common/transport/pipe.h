@@ -15,13 +15,13 @@ class Pipe {
  public:
   virtual ~Pipe() = default;
 
-  // Takes bytes from the front of `src` and sets `*taken`; 0 when nothing fits now. `more`: the next
-  // Write follows at once, so a small piece may be held back. Non-OK (kPeerLost, without the rank's
-  // name, which the caller adds): the peer's end is gone; every later Write fails too.
+  // Takes bytes from the front of `src` and sets `*taken`; 0 when nothing fits now. `more`: the
+  // next Write follows at once, so a small piece may be held back. Non-OK (kPeerLost, without the
+  // rank's name, which the caller adds): the peer's end is gone; every later Write fails too.
   virtual Status Write(std::span<const std::byte> src, bool more, size_t* taken) = 0;
 
-  // Moves available bytes to the front of `dst` and sets `*moved`; 0 when none is there now. Non-OK:
-  // the connection broke. The peer's orderly end is no error, see ended().
+  // Moves available bytes to the front of `dst` and sets `*moved`; 0 when none is there now.
+  // Non-OK: the connection broke. The peer's orderly end is no error, see ended().
   virtual Status Read(std::span<std::byte> dst, size_t* moved) = 0;
 
   // The peer closed its direction (orderly or by dying) and every byte before was read.

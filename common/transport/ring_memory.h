@@ -16,8 +16,8 @@ struct RingPair {
   ByteRing data;
 };
 
-// The rank's bell, then a pair of incoming rings from each rank of the host, in their order; its own
-// pair is not used. Zeroed memory is a valid one.
+// The rank's bell, then a pair of incoming rings from each rank of the host, in their order; its
+// own pair is not used. Zeroed memory is a valid one.
 struct RingMemory {
   DoorbellWord bell;
 
@@ -28,8 +28,8 @@ struct RingMemory {
 };
 static_assert(sizeof(RingMemory) % alignof(RingPair) == 0);
 
-// The pipes from the rank at `own_place` to the one at `their_place`. `bell` is the peer's and outlives
-// them; `owner` keeps both memories.
+// The pipes from the rank at `own_place` to the one at `their_place`. `bell` is the peer's and
+// outlives them; `owner` keeps both memories.
 inline Mesh::PeerPipes JoinRings(RingMemory* own, int own_place, RingMemory* theirs,
                                  int their_place, const std::shared_ptr<void>& owner,
                                  Doorbell* bell) {

@@ -48,8 +48,7 @@ class RingPipe final : public Pipe {
 }  // namespace
 
 std::unique_ptr<Pipe> MakeRingPipe(ByteRing* outgoing, ByteRing* incoming,
-                                   std::shared_ptr<void> owner,
-                                   std::function<void()> ring_peer) {
+                                   std::shared_ptr<void> owner, std::function<void()> ring_peer) {
   return std::make_unique<RingPipe>(outgoing, incoming, std::move(owner), std::move(ring_peer));
 }
 

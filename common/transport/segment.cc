@@ -24,7 +24,9 @@ Result<std::byte*> MapShared(int fd, size_t bytes) {
 Segment::Segment(UniqueFd fd, std::byte* data, size_t bytes)
     : fd_(std::move(fd)), data_(data), bytes_(bytes) {}
 
-Segment::~Segment() { ::munmap(data_, bytes_); }
+Segment::~Segment() {
+  ::munmap(data_, bytes_);
+}
 
 Result<std::shared_ptr<Segment>> Segment::Create(size_t bytes) {
   bytes = std::max((bytes + kPage - 1) / kPage * kPage, kPage);
@@ -42,8 +44,8 @@ Result<std::shared_ptr<Segment>> Segment::Map(UniqueFd fd, size_t bytes) {
   if (::fstat(fd.get(), &info) != 0) return ErrnoStatus("looking at a peer's segment", errno);
   bytes = std::max((bytes + kPage - 1) / kPage * kPage, kPage);
   if (static_cast<size_t>(info.st_size) < bytes)
-    return Status(StatusCode::kInternal, StrCat("a peer's segment holds ", info.st_size,
-                                                " bytes instead of ", bytes));
+    return Status(StatusCode::kInternal,
+                  StrCat("a peer's segment holds ", info.st_size, " bytes instead of ", bytes));
   bytes = static_cast<size_t>(info.st_size);
   Result<std::byte*> data = MapShared(fd.get(), bytes);
   if (!data.ok()) return data.status();
@@ -51,8 +53,7 @@ Result<std::shared_ptr<Segment>> Segment::Map(UniqueFd fd, size_t bytes) {
 }
 
 Status Segment::MakePrivate() {
-  void* copy =
-      ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* copy = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED) return ErrnoStatus("taking memory for a private copy", errno);
   std::memcpy(copy, data_, bytes_);
   if (::mremap(copy, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, data_) == MAP_FAILED)

@@ -14,8 +14,8 @@ namespace bagua {
 // Thread-safety: the mapping itself is plain memory; MakePrivate by one thread at a time.
 class Segment {
  public:
-  // Zeroed, page-aligned memory of at least `bytes`, taken at once: kInternal if the machine has not
-  // enough, rather than a fault at the first write.
+  // Zeroed, page-aligned memory of at least `bytes`, taken at once: kInternal if the machine has
+  // not enough, rather than a fault at the first write.
   static Result<std::shared_ptr<Segment>> Create(size_t bytes);
   // Maps a peer's segment whole. kInternal if the file is smaller than `bytes`.
   static Result<std::shared_ptr<Segment>> Map(UniqueFd fd, size_t bytes);
@@ -27,8 +27,8 @@ class Segment {
   size_t bytes() const { return bytes_; }
   // The memory file, to hand to peers.
   int fd() const { return fd_.get(); }
-  // Puts a private copy in place of the shared pages, at the same address: pointers stay valid, and no
-  // peer sees or makes changes any more.
+  // Puts a private copy in place of the shared pages, at the same address: pointers stay valid, and
+  // no peer sees or makes changes any more.
   Status MakePrivate();
 
  private:

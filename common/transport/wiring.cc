@@ -102,8 +102,8 @@ Status ConnectLocal(const HostPlace& host, SharedSegments* memory, Wiring* wirin
     RingMemory* const theirs = MemoryOf(*segment.value());
     Wiring::Peer& link = wiring->peers[peer];
     link.bell = std::make_unique<Doorbell>(&theirs->bell, std::move(event));
-    link.pipes = JoinRings(MemoryOf(*own), host.place, theirs, place, wiring->memory,
-                           link.bell.get());
+    link.pipes =
+        JoinRings(MemoryOf(*own), host.place, theirs, place, wiring->memory, link.bell.get());
   }
   return {};
 }
@@ -120,8 +120,7 @@ Result<Wiring> ConnectWiring(int rank, Membership membership, Deadline deadline)
   auto memory = std::make_shared<SharedSegments>();
   memory->segments.push_back(own.value());
   wiring.memory = memory;
-  wiring.bell =
-      std::make_unique<Doorbell>(&MemoryOf(*own.value())->bell, Doorbell::MakeEvent());
+  wiring.bell = std::make_unique<Doorbell>(&MemoryOf(*own.value())->bell, Doorbell::MakeEvent());
   std::map<std::string, int> hosts;
   for (const Member& member : membership.members) {
     Wiring::Peer peer;

@@ -17,7 +17,12 @@
 namespace bagua {
 
 // Ids by which segments travel over lifelines: a kind and a number.
-enum SegmentKind : uint32_t { kWiringSegment = 1, kBellEvent = 2, kGroupSegment = 3, kPlanSegment = 4 };
+enum SegmentKind : uint32_t {
+  kWiringSegment = 1,
+  kBellEvent = 2,
+  kGroupSegment = 3,
+  kPlanSegment = 4
+};
 constexpr uint64_t SegmentId(SegmentKind kind, uint32_t number) {
   return (uint64_t{kind} << 32) | number;
 }
@@ -40,14 +45,15 @@ struct Wiring {
   int size() const { return static_cast<int>(peers.size()); }
 };
 
-// Rings in shared memory with peers of this host, TCP with others. Waits for the local peers' segments:
-// kTimeout past the deadline, kPeerLost naming a rank that is gone.
+// Rings in shared memory with peers of this host, TCP with others. Waits for the local peers'
+// segments: kTimeout past the deadline, kPeerLost naming a rank that is gone.
 Result<Wiring> ConnectWiring(int rank, Membership membership, Deadline deadline);
 
 // Ranks that are threads of this process, joined by rings in its memory.
 std::vector<Wiring> MakeLoopbackWiring(int size);
 
-// Ranks that are threads of this process, to be joined by shared segments as processes of one host are.
+// Ranks that are threads of this process, to be joined by shared segments as processes of one host
+// are.
 std::vector<Membership> MakeLocalMemberships(int size);
 
 }  // namespace bagua

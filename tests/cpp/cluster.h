@@ -24,8 +24,8 @@
 
 namespace bagua {
 
-// What joins the ranks. kLoopback: rings on the heap. kShm: shared segments, as processes of one host.
-// kTcp: sockets, as processes of different hosts.
+// What joins the ranks. kLoopback: rings on the heap. kShm: shared segments, as processes of one
+// host. kTcp: sockets, as processes of different hosts.
 enum class Fabric { kLoopback, kShm, kTcp };
 
 inline const char* Name(Fabric fabric) {
@@ -34,7 +34,9 @@ inline const char* Name(Fabric fabric) {
 }
 
 // Whatever a test waits for comes well before; what does not is a failure of the test.
-inline Deadline Patience() { return After(Seconds(kSanitized ? 100 : 40)); }
+inline Deadline Patience() {
+  return After(Seconds(kSanitized ? 100 : 40));
+}
 
 // Without the regular looks for stalls, which would find the work that a lost wake-up left behind.
 inline Config UnwatchedConfig() {
@@ -57,9 +59,9 @@ class Cluster {
   // `config_of` gives each rank its configuration.
   using ConfigOf = std::function<Config(int rank)>;
 
-  Cluster(Fabric fabric, int size, const Config& config = UnwatchedConfig(),
-          Log log = {})
-      : Cluster(fabric, size, [&config](int) { return config; }, std::move(log)) {}
+  Cluster(Fabric fabric, int size, const Config& config = UnwatchedConfig(), Log log = {})
+      : Cluster(
+            fabric, size, [&config](int) { return config; }, std::move(log)) {}
 
   Cluster(Fabric fabric, int size, const ConfigOf& config_of, Log log)
       : engines_(size), cords_(size), starts_(size) {
@@ -80,8 +82,7 @@ class Cluster {
         return;
       }
       Logger::Sink sink;
-      if (log)
-        sink = [log, rank](LogLevel, const std::string& line) { log(rank, line); };
+      if (log) sink = [log, rank](LogLevel, const std::string& line) { log(rank, line); };
       Result<std::unique_ptr<Engine>> engine =
           Engine::Start(std::move(wiring).value(), config_of(rank), Patience(), std::move(sink));
       starts_[rank] = engine.status();
@@ -118,8 +119,7 @@ class Cluster {
   static Bytes Secret() { return Bytes(32, std::byte{7}); }
 
   void StartStore(int size) {
-    Result<std::unique_ptr<StoreServer>> store =
-        StoreServer::Start("127.0.0.1", 0, size, Secret());
+    Result<std::unique_ptr<StoreServer>> store = StoreServer::Start("127.0.0.1", 0, size, Secret());
     EXPECT_TRUE(store.ok()) << store.status().message();
     store_ = std::move(store).value();
   }

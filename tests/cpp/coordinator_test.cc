@@ -14,7 +14,9 @@ namespace bagua {
 namespace {
 
 const Deadline kStart{std::chrono::hours(1)};
-Deadline At(int seconds) { return kStart + std::chrono::seconds(seconds); }
+Deadline At(int seconds) {
+  return kStart + std::chrono::seconds(seconds);
+}
 
 Request AllreduceOf(int64_t count, DType dtype = DType::kFloat32) {
   Request request;

@@ -1,5 +1,5 @@
-// Every operation gives what a plain loop over the ranks gives: on every fabric, for every number of
-// ranks, elements, types and reductions.
+// Every operation gives what a plain loop over the ranks gives: on every fabric, for every number
+// of ranks, elements, types and reductions.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -17,7 +17,8 @@ namespace bagua {
 namespace {
 
 std::vector<size_t> Counts() {
-  return kSanitized ? std::vector<size_t>{0, 1, 5, 20011} : std::vector<size_t>{0, 1, 5, 1000, 65537};
+  return kSanitized ? std::vector<size_t>{0, 1, 5, 20011}
+                    : std::vector<size_t>{0, 1, 5, 1000, 65537};
 }
 
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
@@ -57,8 +58,8 @@ TEST_P(CollectivesTest, AllreduceCombinesEveryElementOnEveryRank) {
           if (kSanitized && count > 5 && (d + static_cast<int>(op)) % 4 != 0) continue;
           const int seed = 16 * d + static_cast<int>(op);
           Bytes data = ValuesOf(dtype, count, rank, seed, op);
-          ExpectOk(RunOne(&engine, MakeAllreduce(StrCat(Name(dtype), Name(op), count), dtype, &data,
-                                                 op)));
+          ExpectOk(RunOne(&engine,
+                          MakeAllreduce(StrCat(Name(dtype), Name(op), count), dtype, &data, op)));
           ExpectReduced(data, dtype, op, ranks(), seed);
         }
   });
@@ -99,8 +100,9 @@ TEST_P(CollectivesTest, AllreduceAppliesTheFactorsBeforeAndAfter) {
 TEST_P(CollectivesTest, GroupedAllreduceTakesTensorsOfAllTypesAndSizes) {
   cluster_.Run([this](int rank, Engine& engine) {
     const std::vector<std::pair<DType, size_t>> tensors = {
-        {DType::kFloat32, 1000}, {DType::kInt64, 3}, {DType::kFloat32, 0}, {DType::kFloat16, 7},
-        {DType::kFloat32, 20011}, {DType::kInt64, 777}, {DType::kUint8, 1}, {DType::kFloat16, 4099}};
+        {DType::kFloat32, 1000}, {DType::kInt64, 3},       {DType::kFloat32, 0},
+        {DType::kFloat16, 7},    {DType::kFloat32, 20011}, {DType::kInt64, 777},
+        {DType::kUint8, 1},      {DType::kFloat16, 4099}};
     for (int round = 0; round < 3; ++round) {
       std::vector<Bytes> data;
       for (size_t t = 0; t < tensors.size(); ++t)
@@ -285,10 +287,9 @@ TEST_P(CollectivesTest, BarrierEndsWhenTheLastRankHasCome) {
   });
 }
 
-const auto kFabrics = testing::Values(std::tuple{Fabric::kLoopback, Memory::kDefault},
-                                      std::tuple{Fabric::kShm, Memory::kDefault},
-                                      std::tuple{Fabric::kShm, Memory::kSmall},
-                                      std::tuple{Fabric::kTcp, Memory::kDefault});
+const auto kFabrics = testing::Values(
+    std::tuple{Fabric::kLoopback, Memory::kDefault}, std::tuple{Fabric::kShm, Memory::kDefault},
+    std::tuple{Fabric::kShm, Memory::kSmall}, std::tuple{Fabric::kTcp, Memory::kDefault});
 
 std::string NameOf(const testing::TestParamInfo<Param>& info) {
   const auto [kind, size] = info.param;
@@ -322,7 +323,9 @@ void* GiveMemory(void* context, int32_t index, int32_t ndim, const int64_t* shap
   return given->memory.data();
 }
 
-void* GiveNothing(void*, int32_t, int32_t, const int64_t*) { return nullptr; }
+void* GiveNothing(void*, int32_t, int32_t, const int64_t*) {
+  return nullptr;
+}
 
 TEST(Results, GoToTheMemoryThatTheUserGives) {
   Cluster cluster(Fabric::kLoopback, 3);

@@ -184,7 +184,8 @@ TEST_P(EventLoopTest, SleepsWhileThereIsNothingToDo) {
   Jobs::Job job;
   jobs.Give(&job);
   EXPECT_TRUE(jobs.loop().WaitUntil([&] { return job.done.load(); }, Patience()));
-  // It comes back some times after activity; then wake-ups end. That nothing happens shows in time alone.
+  // It comes back some times after activity; then wake-ups end. That nothing happens shows in time
+  // alone.
   const Deadline end = Patience();
   int64_t before = -1;
   while (before != jobs.loop().wakeups() && Clock::now() < end) {

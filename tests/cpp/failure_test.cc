@@ -101,7 +101,8 @@ TEST_P(FailureTest, ARankThatLeavesFailsWhatWaitsForIt) {
     }
     OneOfEachKind each(&engine, "pending");
     EnqueueAll(&engine, each);
-    // What is sent to it over TCP meanwhile may find the connection closed before its goodbye is read.
+    // What is sent to it over TCP meanwhile may find the connection closed before its goodbye is
+    // read.
     const std::string how = fabric() == Fabric::kTcp && victim() == 0 ? "" : "left the job";
     each.ExpectAllFail(&engine, StatusCode::kPeerLost, {victim_name(), how});
     ExpectEverythingFails(&engine, StatusCode::kPeerLost, victim_name());
@@ -153,8 +154,8 @@ TEST_P(FailureTest, GroupsWithoutTheLeaverGoOn) {
     ExpectFails(RunOne(&engine, MakeBarrier("everyone")), StatusCode::kPeerLost, {victim_name()});
     for (int i = 0; i < 5; ++i) {
       Bytes data = ValuesOf(DType::kInt32, 30000, rank, i);
-      ExpectOk(RunOne(&engine, MakeAllreduce("stayers", DType::kInt32, &data, ReduceOp::kSum,
-                                             group.value())));
+      ExpectOk(RunOne(
+          &engine, MakeAllreduce("stayers", DType::kInt32, &data, ReduceOp::kSum, group.value())));
       ExpectReduced(data, DType::kInt32, ReduceOp::kSum, stayers, i);
     }
   });
@@ -342,7 +343,8 @@ TEST(Arguments, ThatThisRankSeesToBeWrongAreRefusedAndNothingIsQueued) {
        {"got a scalar"}},
       {Kind::kAllreduce, [](Operation* o) { o->request.op = ReduceOp::kAdasum; }, {"Adasum"}},
       {Kind::kAllreduce, [](Operation* o) { o->request.prescale = NAN; }, {"nan", "finite"}},
-      {Kind::kReduceScatter, [](Operation* o) { o->request.postscale = INFINITY; },
+      {Kind::kReduceScatter,
+       [](Operation* o) { o->request.postscale = INFINITY; },
        {"inf", "finite"}},
       {Kind::kAllreduce,
        [](Operation* o) {
@@ -352,9 +354,20 @@ TEST(Arguments, ThatThisRankSeesToBeWrongAreRefusedAndNothingIsQueued) {
        {"bool"}},
       {Kind::kBroadcast, [](Operation* o) { o->request.root = 3; }, {"root_rank 3", "0 to 2"}},
       {Kind::kBroadcast, [](Operation* o) { o->request.root = -1; }, {"root_rank -1"}},
-      {Kind::kAlltoall, [](Operation* o) { o->request.splits = {1, 2}; }, {"2 entries for 3 ranks"}},
-      {Kind::kAlltoall, [](Operation* o) { o->request.splits = {-1, 2, 2}; }, {"negative"}},
-      {Kind::kAlltoall, [](Operation* o) { o->request.splits = {1, 1, 0}; },
+      {Kind::kAlltoall,
+       [](Operation* o) {
+         o->request.splits = {1, 2};
+       },
+       {"2 entries for 3 ranks"}},
+      {Kind::kAlltoall,
+       [](Operation* o) {
+         o->request.splits = {-1, 2, 2};
+       },
+       {"negative"}},
+      {Kind::kAlltoall,
+       [](Operation* o) {
+         o->request.splits = {1, 1, 0};
+       },
        {"sum to 2", "first dimension is 3"}},
       {Kind::kAllreduce, [](Operation* o) { o->request.group = 7; }, {"no group 7"}},
   };
@@ -416,9 +429,9 @@ TEST_P(PatienceTest, TimesOutAPlanThatOneRankDoesNotFillNamingBucketAndRank) {
     const auto plan = OneOfEachKind::PlanOf(&engine, "model");
     ExpectOk(RunOne(&engine, engine.RegisterPlan(plan, 0)));
     if (rank == 0)
-      ExpectFails(engine.FinishStep(plan.get(), Patience()), StatusCode::kTimeout,
-                  {"plan 'model'", "step 1, bucket 0 of 2", "'p0'", "for rank 1",
-                   "BAGUA_TIMEOUT_SECONDS"});
+      ExpectFails(
+          engine.FinishStep(plan.get(), Patience()), StatusCode::kTimeout,
+          {"plan 'model'", "step 1, bucket 0 of 2", "'p0'", "for rank 1", "BAGUA_TIMEOUT_SECONDS"});
     else
       while (engine.MakeReady(plan.get(), 1).code() != StatusCode::kTimeout)
         engine.Wait(*MakeBarrier("never submitted"), After(Seconds(0.01)));

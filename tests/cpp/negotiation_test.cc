@@ -1,5 +1,5 @@
-// Ranks agree on operations in whatever order they submit them, with any cache, and say what does not
-// fit together.
+// Ranks agree on operations in whatever order they submit them, with any cache, and say what does
+// not fit together.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -36,12 +36,15 @@ void RunShuffled(Engine* engine, int names, unsigned seed, int round) {
   }
   for (const int i : order) ExpectOk(Await(engine, operations[i]));
   for (int i = 0; i < names; ++i)
-    ExpectReduced(data[i], DType::kInt32, ReduceOp::kSum, RanksUpTo(engine->size()),
-                  7 * round + i);
+    ExpectReduced(data[i], DType::kInt32, ReduceOp::kSum, RanksUpTo(engine->size()), 7 * round + i);
 }
 
-int64_t Full(const Engine& engine) { return engine.counters().negotiated_full; }
-int64_t Cached(const Engine& engine) { return engine.counters().negotiated_cached; }
+int64_t Full(const Engine& engine) {
+  return engine.counters().negotiated_full;
+}
+int64_t Cached(const Engine& engine) {
+  return engine.counters().negotiated_cached;
+}
 
 using Param = std::tuple<Fabric, int>;
 class NegotiationTest : public testing::TestWithParam<Param> {
@@ -143,13 +146,14 @@ TEST_P(NegotiationTest, ANameMayMeanSomethingElseNextTime) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Ranks, NegotiationTest,
-    testing::Combine(testing::Values(Fabric::kLoopback, Fabric::kShm, Fabric::kTcp),
-                     testing::Values(1, 2, 3, 4)),
-    [](const testing::TestParamInfo<Param>& info) {
-      return StrCat(Name(std::get<0>(info.param)), "_", std::get<1>(info.param));
-    });
+INSTANTIATE_TEST_SUITE_P(Ranks, NegotiationTest,
+                         testing::Combine(testing::Values(Fabric::kLoopback, Fabric::kShm,
+                                                          Fabric::kTcp),
+                                          testing::Values(1, 2, 3, 4)),
+                         [](const testing::TestParamInfo<Param>& info) {
+                           return StrCat(Name(std::get<0>(info.param)), "_",
+                                         std::get<1>(info.param));
+                         });
 
 TEST(Fusion, SmallAllreducesThatWaitTogetherShareACollective) {
   Cluster cluster(Fabric::kLoopback, 2);
@@ -185,7 +189,8 @@ TEST(Fusion, IsOffWhenNoBytesAreAllowed) {
   });
 }
 
-// ---- What does not fit together ------------------------------------------------------------------
+// ---- What does not fit together
+// ------------------------------------------------------------------
 
 struct Misfit {
   const char* what;
@@ -199,40 +204,54 @@ std::vector<Misfit> Misfits() {
     return MakeAllreduce("layer3.bias", dtype, data);
   };
   return {
-      {"count", [=](int rank, Bytes* data) {
+      {"count",
+       [=](int rank, Bytes* data) {
          return allreduce(DType::kFloat32, rank == 2 ? 64 : 128, data);
-       }, {"allreduce 'layer3.bias'", "rank 2 sent float32[64]", "rank 0 sent float32[128]"}},
-      {"dtype", [=](int rank, Bytes* data) {
+       },
+       {"allreduce 'layer3.bias'", "rank 2 sent float32[64]", "rank 0 sent float32[128]"}},
+      {"dtype",
+       [=](int rank, Bytes* data) {
          return allreduce(rank == 1 ? DType::kFloat64 : DType::kInt8, 4, data);
-       }, {"rank 1 sent float64[4]", "rank 0 sent int8[4]"}},
-      {"op", [=](int rank, Bytes* data) {
+       },
+       {"rank 1 sent float64[4]", "rank 0 sent int8[4]"}},
+      {"op",
+       [=](int rank, Bytes* data) {
          const OperationPtr operation = allreduce(DType::kFloat32, 4, data);
          if (rank == 2) operation->request.op = ReduceOp::kAverage;
          return operation;
-       }, {"rank 2 sent op=Average", "rank 0 sent op=Sum"}},
-      {"prescale", [=](int rank, Bytes* data) {
+       },
+       {"rank 2 sent op=Average", "rank 0 sent op=Sum"}},
+      {"prescale",
+       [=](int rank, Bytes* data) {
          const OperationPtr operation = allreduce(DType::kFloat32, 4, data);
          operation->request.prescale = rank == 1 ? 0.5 : 2;
          return operation;
-       }, {"rank 1 sent prescale_factor=0.5", "rank 0 sent prescale_factor=2"}},
-      {"kind", [=](int rank, Bytes* data) {
+       },
+       {"rank 1 sent prescale_factor=0.5", "rank 0 sent prescale_factor=2"}},
+      {"kind",
+       [=](int rank, Bytes* data) {
          const OperationPtr operation = allreduce(DType::kFloat32, 4, data);
          if (rank == 1) operation->request.kind = Kind::kBroadcast;
          return operation;
-       }, {"rank 1 sent broadcast", "rank 0 sent allreduce"}},
-      {"root", [=](int rank, Bytes* data) {
+       },
+       {"rank 1 sent broadcast", "rank 0 sent allreduce"}},
+      {"root",
+       [=](int rank, Bytes* data) {
          const OperationPtr operation = allreduce(DType::kFloat32, 4, data);
          operation->request.kind = Kind::kBroadcast;
          operation->request.root = rank == 2 ? 1 : 0;
          return operation;
-       }, {"broadcast 'layer3.bias'", "rank 2 sent root_rank=1", "rank 0 sent root_rank=0"}},
-      {"row", [=](int rank, Bytes* data) {
+       },
+       {"broadcast 'layer3.bias'", "rank 2 sent root_rank=1", "rank 0 sent root_rank=0"}},
+      {"row",
+       [=](int rank, Bytes* data) {
          const OperationPtr operation = allreduce(DType::kFloat32, 12, data);
          operation->request.kind = Kind::kAllgather;
          operation->request.tensors[0] =
              rank == 2 ? MetaOf(DType::kFloat32, {3, 4}) : MetaOf(DType::kFloat32, {4, 3});
          return operation;
-       }, {"rank 2 sent float32[3, 4]", "rank 0 sent float32[4, 3]", "but the first"}},
+       },
+       {"rank 2 sent float32[3, 4]", "rank 0 sent float32[4, 3]", "but the first"}},
   };
 }
 

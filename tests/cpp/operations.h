@@ -34,7 +34,8 @@ inline Bytes ValuesOf(DType dtype, size_t count, int rank, int seed = 0,
                       ReduceOp op = ReduceOp::kSum) {
   Bytes bytes(count * SizeOf(dtype));
   for (size_t i = 0; i < count; ++i)
-    reference::Write(dtype, reference::Generate(dtype, op, 64 * static_cast<size_t>(seed) + rank, i),
+    reference::Write(dtype,
+                     reference::Generate(dtype, op, 64 * static_cast<size_t>(seed) + rank, i),
                      bytes.data() + i * SizeOf(dtype));
   return bytes;
 }
@@ -53,8 +54,8 @@ inline double ReadFloating(DType dtype, const std::byte* from) {
                          ReadAs<uint16_t>(from));
 }
 
-// Largest relative error of a value that was rounded once in `dtype`; a float32 or float64 quotient may
-// have been multiplied by a rounded reciprocal.
+// Largest relative error of a value that was rounded once in `dtype`; a float32 or float64 quotient
+// may have been multiplied by a rounded reciprocal.
 inline double RoundingOf(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:
@@ -68,7 +69,8 @@ inline double RoundingOf(DType dtype) {
   }
 }
 
-// What every rank must hold after an allreduce of ValuesOf(dtype, count, rank, seed, op) of `ranks`.
+// What every rank must hold after an allreduce of ValuesOf(dtype, count, rank, seed, op) of
+// `ranks`.
 inline void ExpectReduced(const Bytes& actual, DType dtype, ReduceOp op,
                           const std::vector<int>& ranks, int seed, size_t begin = 0,
                           double factor = 1) {
@@ -152,7 +154,9 @@ inline Status RunOne(Engine* engine, const OperationPtr& operation) {
   return Await(engine, operation);
 }
 
-inline void ExpectOk(const Status& status) { EXPECT_TRUE(status.ok()) << status.message(); }
+inline void ExpectOk(const Status& status) {
+  EXPECT_TRUE(status.ok()) << status.message();
+}
 
 inline void ExpectFails(const Status& status, StatusCode code,
                         const std::vector<std::string>& parts) {
@@ -167,15 +171,14 @@ inline Status RunAllreduce(Engine* engine, const std::string& name, size_t count
                            DType dtype = DType::kFloat32) {
   Bytes data = ValuesOf(dtype, count, engine->rank(), seed);
   const Status status = RunOne(engine, MakeAllreduce(name, dtype, &data));
-  if (status.ok())
-    ExpectReduced(data, dtype, ReduceOp::kSum, RanksUpTo(engine->size()), seed);
+  if (status.ok()) ExpectReduced(data, dtype, ReduceOp::kSum, RanksUpTo(engine->size()), seed);
   return status;
 }
 
 inline Bytes ResultBytes(const Operation& operation, size_t index = 0) {
   const OperationResult& result = operation.results.at(index);
-  const size_t bytes = static_cast<size_t>(result.shape.count()) *
-                       SizeOf(operation.request.tensors.at(index).dtype);
+  const size_t bytes =
+      static_cast<size_t>(result.shape.count()) * SizeOf(operation.request.tensors.at(index).dtype);
   return Bytes(result.data, result.data + bytes);
 }
 

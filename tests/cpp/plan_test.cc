@@ -30,8 +30,7 @@ PlanOptions OptionsOf(const std::string& name,
   options.name = name;
   options.bucket_bytes = 4096;
   for (size_t i = 0; i < tensors.size(); ++i)
-    options.tensors.push_back(
-        {StrCat("p", i), MetaOf(tensors[i].first, {tensors[i].second})});
+    options.tensors.push_back({StrCat("p", i), MetaOf(tensors[i].first, {tensors[i].second})});
   return options;
 }
 
@@ -84,7 +83,9 @@ void Fill(Engine* engine, Plan* plan, size_t tensor, int seed) {
   ExpectOk(engine->MakeReady(plan, tensor));
 }
 
-int SeedOf(int step, size_t tensor) { return 20 * step + static_cast<int>(tensor); }
+int SeedOf(int step, size_t tensor) {
+  return 20 * step + static_cast<int>(tensor);
+}
 
 // Fills every tensor, in an order of the rank's own.
 void FillAll(Engine* engine, Plan* plan, int step) {
@@ -109,13 +110,14 @@ class PlanTest : public testing::TestWithParam<Param> {
   Cluster cluster_;
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Ranks, PlanTest,
-    testing::Combine(testing::Values(Fabric::kLoopback, Fabric::kShm, Fabric::kTcp),
-                     testing::Values(1, 2, 3, 4)),
-    [](const testing::TestParamInfo<Param>& info) {
-      return StrCat(Name(std::get<0>(info.param)), "_", std::get<1>(info.param));
-    });
+INSTANTIATE_TEST_SUITE_P(Ranks, PlanTest,
+                         testing::Combine(testing::Values(Fabric::kLoopback, Fabric::kShm,
+                                                          Fabric::kTcp),
+                                          testing::Values(1, 2, 3, 4)),
+                         [](const testing::TestParamInfo<Param>& info) {
+                           return StrCat(Name(std::get<0>(info.param)), "_",
+                                         std::get<1>(info.param));
+                         });
 
 TEST_P(PlanTest, AveragesEveryTensorInEveryStep) {
   cluster_.Run([this](int, Engine& engine) {
@@ -216,9 +218,9 @@ TEST_P(PlanTest, CodecsRoundEachValueOnceAndTheResultOnce) {
   std::atomic<bool> filled{false};
   cluster_.Run([&](int rank, Engine& engine) {
     for (const bool half : {true, false}) {
-      PlanOptions options = OptionsOf(half ? "fp16" : "bf16", {{DType::kFloat32, 4001},
-                                                               {DType::kFloat64, 1003},
-                                                               {DType::kFloat32, 17}});
+      PlanOptions options =
+          OptionsOf(half ? "fp16" : "bf16",
+                    {{DType::kFloat32, 4001}, {DType::kFloat64, 1003}, {DType::kFloat32, 17}});
       options.codec = options.name;
       const double rounding = half ? 0x1p-11 : 0x1p-8;
       const PlanPtr plan = MustRegister(&engine, options);
@@ -327,8 +329,7 @@ TEST_P(PlanTest, TensorsMayBeMadeReadyByManyThreads) {
 TEST_P(PlanTest, OfNoTensorsStepsAtOnce) {
   cluster_.Run([](int, Engine& engine) {
     const PlanPtr plan = MustRegister(&engine, OptionsOf("empty", {}));
-    for (int step = 0; step < 3; ++step)
-      ExpectOk(engine.FinishStep(plan.get(), Patience()));
+    for (int step = 0; step < 3; ++step) ExpectOk(engine.FinishStep(plan.get(), Patience()));
     engine.DropPlan(plan.get());
     ExpectOk(RunAllreduce(&engine, "afterwards", 10, 1));
   });
@@ -338,7 +339,8 @@ TEST_P(PlanTest, DroppedPlansGiveBackWhatTheyHold) {
   cluster_.Run([this](int, Engine& engine) {
     for (int i = 1; i <= 20; ++i) {
       // The same name again and again, now with a codec and now without.
-      PlanOptions options = OptionsOf("model", {{DType::kFloat32, 700}, {DType::kFloat32, 600 + i}});
+      PlanOptions options =
+          OptionsOf("model", {{DType::kFloat32, 700}, {DType::kFloat32, 600 + i}});
       if (i % 3 == 0) options.codec = "bf16";
       PlanPtr plan = MustRegister(&engine, options);
       const std::weak_ptr<Plan> watched = plan;
@@ -365,8 +367,8 @@ INSTANTIATE_TEST_SUITE_P(Fabrics, PlanOfThreeTest,
 TEST_P(PlanOfThreeTest, RefusesATensorThatIsReadyAlreadyOrIsNone) {
   Cluster cluster(GetParam(), 3);
   cluster.Run([](int, Engine& engine) {
-    const PlanPtr plan = MustRegister(&engine, OptionsOf("model", {{DType::kFloat32, 7},
-                                                                   {DType::kFloat32, 8}}));
+    const PlanPtr plan =
+        MustRegister(&engine, OptionsOf("model", {{DType::kFloat32, 7}, {DType::kFloat32, 8}}));
     for (int step = 1; step <= 2; ++step) {
       Fill(&engine, plan.get(), 0, SeedOf(step, 0));
       ExpectFails(engine.MakeReady(plan.get(), 0), StatusCode::kInvalidArgument,

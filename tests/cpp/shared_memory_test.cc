@@ -1,8 +1,8 @@
-// Collectives of one host under stress: ranks that run ahead and lag behind, over the memory that they
-// share.
+// Collectives of one host under stress: ranks that run ahead and lag behind, over the memory that
+// they share.
 //
-// Under ThreadSanitizer all ranks use one mapping of each segment, so that it sees how their accesses
-// are ordered; elsewhere each rank has mappings of its own, as processes have.
+// Under ThreadSanitizer all ranks use one mapping of each segment, so that it sees how their
+// accesses are ordered; elsewhere each rank has mappings of its own, as processes have.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
@@ -157,18 +157,19 @@ class Rounds {
 
  private:
   Status Do(Task<Status> task) { return Drive(scheduler_, &task); }
-  Bytes Values(size_t count, int rank) const {
-    return ValuesOf(DType::kInt32, count, rank, seed_);
+  Bytes Values(size_t count, int rank) const { return ValuesOf(DType::kInt32, count, rank, seed_); }
+  static void Append(Bytes* to, const Bytes& more) {
+    to->insert(to->end(), more.begin(), more.end());
   }
-  static void Append(Bytes* to, const Bytes& more) { to->insert(to->end(), more.begin(), more.end()); }
 
   void Allreduce(size_t count) {
     Bytes data = Values(count, rank_);
-    const Piece pieces[] = {{data.data(), data.data(), count / 3},
-                            {data.data() + count / 3 * 4, data.data() + count / 3 * 4,
-                             count - count / 3}};
+    const Piece pieces[] = {
+        {data.data(), data.data(), count / 3},
+        {data.data() + count / 3 * 4, data.data() + count / 3 * 4, count - count / 3}};
     const Pieces whole(pieces, 4);
-    if (count > 0) ExpectOk(Do(backend_->Allreduce({}, whole, {DType::kInt32, ReduceOp::kSum, {}})));
+    if (count > 0)
+      ExpectOk(Do(backend_->Allreduce({}, whole, {DType::kInt32, ReduceOp::kSum, {}})));
     ExpectReduced(data, DType::kInt32, ReduceOp::kSum, RanksUpTo(size_), seed_);
   }
 

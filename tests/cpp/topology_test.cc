@@ -17,7 +17,9 @@ void ExpectPlace(const std::vector<int>& hosts, int rank, int local_rank, int lo
   EXPECT_EQ(topology.homogeneous, homogeneous) << "rank " << rank;
 }
 
-TEST(Topology, OfOneRankIsThatRank) { ExpectPlace({0}, 0, 0, 1, 0, 1, true); }
+TEST(Topology, OfOneRankIsThatRank) {
+  ExpectPlace({0}, 0, 0, 1, 0, 1, true);
+}
 
 TEST(Topology, OfOneHostNumbersItsRanks) {
   for (int rank = 0; rank < 3; ++rank) ExpectPlace({0, 0, 0}, rank, rank, 3, 0, 1, true);
