@@ -45,6 +45,7 @@ class MeshBackend final : public CollectiveBackend {
     return mesh_->Recv(group_.ranks[from], tag, dst);
   }
 
+  void AllreduceAlone(const Pieces& data, const Reduction& how) const;
   Task<Status> ReduceAtRoot(Tag tag, std::span<std::byte> data, size_t count, Reduction how);
   Task<Status> ReduceChunksDirect(Tag tag, std::span<std::byte> data, std::span<const Chunk> chunks,
                                   Reduction how);
@@ -165,7 +166,22 @@ Task<Status> MeshBackend::RingAllgather(Tag tag, std::span<std::byte> data,
   co_return Status();
 }
 
+// Of a group of one rank.
+void MeshBackend::AllreduceAlone(const Pieces& data, const Reduction& how) const {
+  data.ForEach(0, data.count(), [&](const std::byte* in, std::byte* out, size_t, size_t count) {
+    if (in == out && how.scaling.identity()) return;
+    const void* const inputs[] = {in};
+    void* const outputs[] = {out};
+    Reduce(how.dtype, how.op, inputs, outputs, count, how.scaling);
+    if (in != out) copies_->Add(count * data.element_bytes());
+  });
+}
+
 Task<Status> MeshBackend::Allreduce(Tag tag, const Pieces& data, Reduction how) {
+  if (size() == 1) {
+    AllreduceAlone(data, how);
+    co_return Status();
+  }
   const size_t each = SizeOf(how.dtype);
   std::span<std::byte> flat = data.InPlace();
   Bytes packed;
@@ -180,9 +196,7 @@ Task<Status> MeshBackend::Allreduce(Tag tag, const Pieces& data, Reduction how) 
   if (prescaled && !rounds_partial_sums)
     Scale(how.dtype, flat.data(), data.count(), Scaling{how.scaling.pre, 1.0, 1});
   Scaling after{1.0, how.scaling.post, how.scaling.divisor};
-  if (size() == 1) {
-    Scale(how.dtype, flat.data(), data.count(), rounds_partial_sums ? how.scaling : after);
-  } else if (rounds_partial_sums) {
+  if (rounds_partial_sums) {
     std::vector<Chunk> chunks;
     for (int r = 0; r < size(); ++r) chunks.push_back(ChunkOf(data.count(), size(), r));
     BAGUA_CO_RETURN_IF_ERROR(co_await ReduceChunksDirect(tag, flat, chunks, how));

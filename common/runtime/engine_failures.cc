@@ -16,9 +16,11 @@ void Engine::TakePeerEvents() {
         break;
       case PeerEvent::Kind::kAborted:
         // A loss names its rank by itself.
-        Abort(event.status.code() == StatusCode::kPeerLost
-                  ? event.status
-                  : event.status.WithContext(StrCat(name, " ended the job's communication")));
+        if (event.status.code() == StatusCode::kPeerLost)
+          Abort(Status(StatusCode::kPeerLost,
+                       StrCat(event.status.message(), " (reported by rank ", event.peer, ")")));
+        else
+          Abort(event.status.WithContext(StrCat(name, " ended the job's communication")));
         break;
       case PeerEvent::Kind::kLeft:
         leavers_.insert(event.peer);

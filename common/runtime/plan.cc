@@ -177,9 +177,10 @@ void Plan::Fail(const Status& reason) {
     if (!failure_.ok()) return;
     failure_ = reason;
   }
-  failed_.store(true, std::memory_order_release);
-  // Without memory for a private copy the shared pages stay; nobody reads meaning into them.
+  // Without memory for a private copy the shared pages stay; nobody reads meaning into them. What
+  // the user writes after hearing of the failure must not be lost to the copy: it comes first.
   [[maybe_unused]] const Status kept = segment_->MakePrivate();
+  failed_.store(true, std::memory_order_release);
 }
 
 Status Plan::failure() const {

@@ -3,10 +3,10 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 namespace bagua {
 namespace {
@@ -55,7 +55,18 @@ Result<std::shared_ptr<Segment>> Segment::Map(UniqueFd fd, size_t bytes) {
 Status Segment::MakePrivate() {
   void* copy = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED) return ErrnoStatus("taking memory for a private copy", errno);
-  std::memcpy(copy, data_, bytes_);
+  // From the file: threads of this rank may be writing to the mapping.
+  for (size_t done = 0; done < bytes_;) {
+    const ssize_t got = ::pread(fd_.get(), static_cast<std::byte*>(copy) + done, bytes_ - done,
+                                static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) {
+      const Status failed = ErrnoStatus("copying a shared segment", got < 0 ? errno : EIO);
+      ::munmap(copy, bytes_);
+      return failed;
+    }
+    done += static_cast<size_t>(got);
+  }
   if (::mremap(copy, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, data_) == MAP_FAILED)
     return ErrnoStatus("replacing a shared segment", errno);
   return {};

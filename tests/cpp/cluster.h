@@ -111,8 +111,10 @@ class Cluster {
 
   // Breaks the rank's lifelines without a word, as its death does. Not with kLoopback.
   void CutLifelines(int rank) {
-    for (const UniqueFd& cord : cords_[rank])
-      if (cord.valid()) ::shutdown(cord.get(), SHUT_RDWR);
+    // It falls silent first: what it finds out itself while the rest is cut reaches nobody.
+    for (const int direction : {SHUT_WR, SHUT_RD})
+      for (const UniqueFd& cord : cords_[rank])
+        if (cord.valid()) ::shutdown(cord.get(), direction);
   }
 
  private:

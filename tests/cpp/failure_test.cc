@@ -177,7 +177,7 @@ TEST_P(CutTest, ADeadRanksLifelinesFailEverythingAtOnce) {
     gate.arrive_and_wait();
     if (rank == victim()) {
       cluster.CutLifelines(rank);
-      // Cut off, it finds the others dead.
+      // Cut off, it hears that it is lost, or finds the others dead.
       ExpectFails(RunOne(&engine, MakeBarrier("never")), StatusCode::kPeerLost, {"rank "});
       return;
     }

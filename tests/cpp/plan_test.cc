@@ -434,6 +434,42 @@ TEST_P(PlanOfThreeTest, TellsEveryRankWhatDiffersAndTakesTheNextPlan) {
   });
 }
 
+TEST_P(PlanOfThreeTest, MayBeMadeAnewByAllRanksInTheSameStep) {
+  Cluster cluster(GetParam(), 3);
+  cluster.Run([](int, Engine& engine) {
+    for (int generation = 1; generation <= 20; ++generation) {
+      const PlanPtr plan = MustRegister(&engine, OptionsOf("model", {{DType::kFloat32, 5000}}));
+      for (int step = 1; step <= 3; ++step) {
+        FillAll(&engine, plan.get(), generation + step);
+        ExpectOk(engine.FinishStep(plan.get(), Patience()));
+        ExpectAll(*plan, ReduceOp::kAverage, {0, 1, 2}, generation + step);
+      }
+      engine.DropPlan(plan.get());
+    }
+  });
+}
+
+TEST_P(PlanOfThreeTest, MadeAnewByOneRankAloneIsAnErrorThatNamesBothOnEveryRank) {
+  Cluster cluster(GetParam(), 3);
+  cluster.Run([](int rank, Engine& engine) {
+    PlanOptions options = OptionsOf("model", {{DType::kFloat32, 5000}});
+    const PlanPtr plan = MustRegister(&engine, options);
+    FillAll(&engine, plan.get(), 1);
+    ExpectOk(engine.FinishStep(plan.get(), Patience()));
+    const std::vector<std::string> parts = {"rank 1 registers plan 'model' anew after step 1",
+                                            "is in step 2 of the old one"};
+    if (rank == 1) {
+      engine.DropPlan(plan.get());
+      options.tensors.pop_back();
+      PlanPtr other;
+      ExpectFails(Register(&engine, options, &other), StatusCode::kMismatch, parts);
+    } else {
+      FillAll(&engine, plan.get(), 2);
+      ExpectFails(engine.FinishStep(plan.get(), Patience()), StatusCode::kMismatch, parts);
+    }
+  });
+}
+
 TEST_P(PlanOfThreeTest, OfAGroupAveragesOverTheGroup) {
   Cluster cluster(GetParam(), 3);
   cluster.Run([](int rank, Engine& engine) {
