@@ -1,6 +1,9 @@
 #include "common/base/status.h"
 
 #include <cstring>
+#include <exception>
+#include <new>
+#include <stdexcept>
 
 namespace bagua {
 
@@ -40,6 +43,20 @@ Status Status::WithContext(const std::string& context) const {
 
 Status ErrnoStatus(const std::string& what, int error) {
   return Status(StatusCode::kInternal, what + ": " + std::strerror(error));
+}
+
+Status CaughtStatus() {
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    return Status(StatusCode::kInternal, "out of memory");
+  } catch (const std::length_error&) {
+    return Status(StatusCode::kInternal, "out of memory");
+  } catch (const std::exception& error) {
+    return Status(StatusCode::kInternal, error.what());
+  } catch (...) {
+    return Status(StatusCode::kInternal, "an exception of unknown type");
+  }
 }
 
 }  // namespace bagua

@@ -73,6 +73,9 @@ std::string StrCat(const Parts&... parts) {
 // kInternal with errno's text: "connect to 10.0.0.1:80: Connection refused".
 Status ErrnoStatus(const std::string& what, int error);
 
+// In a handler: kInternal with the text of the exception that it handles.
+Status CaughtStatus();
+
 }  // namespace bagua
 
 #define BAGUA_RETURN_IF_ERROR(expression)                                                        \

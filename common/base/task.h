@@ -2,16 +2,18 @@
 //
 // A Task runs at once, on the calling thread, until it first has to wait; so several can be started
 // before the first is awaited. Whoever resumes the event it waits for carries it on. Destroying an
-// unfinished Task abandons it: its waits are unlinked, its operations taken back.
+// unfinished Task abandons it: its waits are unlinked, its operations taken back. What the code
+// throws, as where memory is short, becomes the Task's Status: whoever awaits it goes on as after
+// any failure. So T is Status or a Result.
 #ifndef BAGUA_COMMON_BASE_TASK_H_
 #define BAGUA_COMMON_BASE_TASK_H_
 
 #include <coroutine>
-#include <exception>
 #include <optional>
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/base/status.h"
 
 namespace bagua {
 
@@ -20,7 +22,6 @@ class [[nodiscard]] Task {
  public:
   struct promise_type {
     std::optional<T> value;
-    std::exception_ptr exception;
     std::coroutine_handle<> continuation;
 
     Task get_return_object() {
@@ -39,7 +40,7 @@ class [[nodiscard]] Task {
       return Final{};
     }
     void return_value(T result) { value = std::move(result); }
-    void unhandled_exception() { exception = std::current_exception(); }
+    void unhandled_exception() { value.emplace(CaughtStatus()); }
   };
 
   Task() = default;
@@ -56,10 +57,9 @@ class [[nodiscard]] Task {
   }
 
   bool done() const { return !coroutine_ || coroutine_.done(); }
-  // The result; only once done(). Rethrows what the coroutine threw.
+  // The result; only once done().
   T Take() {
     BAGUA_CHECK(coroutine_ && coroutine_.done());
-    if (coroutine_.promise().exception) std::rethrow_exception(coroutine_.promise().exception);
     return std::move(*coroutine_.promise().value);
   }
 

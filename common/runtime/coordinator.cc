@@ -30,6 +30,18 @@ size_t TotalBytes(const Request& request) {
   return bytes;
 }
 
+// Whether an alltoall's splits cut its rows for `size` ranks.
+bool SplitsFit(const Request& request, size_t size) {
+  if (request.kind != Kind::kAlltoall) return true;
+  if (request.tensors.size() != 1 || request.splits.size() != size) return false;
+  int64_t left = request.tensors[0].shape.rows();
+  for (const int64_t rows : request.splits) {
+    if (rows < 0 || rows > left) return false;
+    left -= rows;
+  }
+  return left == 0;
+}
+
 }  // namespace
 
 std::string JoinRanks(const std::vector<int>& ranks) {
@@ -41,17 +53,26 @@ std::string JoinRanks(const std::vector<int>& ranks) {
 Coordinator::Coordinator(std::vector<int> ranks, const Config& config)
     : ranks_(std::move(ranks)),
       capacity_(config.cache_capacity),
-      fusion_bytes_(config.fusion_bytes) {}
+      fusion_bytes_(config.fusion_bytes),
+      timed_out_(ranks_.size()) {}
 
-Status Coordinator::Receive(int rank, Submission submission, Deadline now) {
+Status Coordinator::Receive(int rank, Submission submission, Deadline now, uint64_t heard) {
   Key key{submission.name, submission.sequence};
+  if (!SplitsFit(submission.request, ranks_.size()))
+    return Status(StatusCode::kInternal,
+                  StrCat("rank ", ranks_[rank], " submitted an alltoall whose splits do not fit"));
   if (submission.id != 0) {
     const auto known = known_.find(submission.id);
     // Forgotten meanwhile: the rank submits in full once it learns of it.
     if (known == known_.end()) return {};
-    if (submission.sequence == 0) key.name = known->second.name;
-    ++known->second.pending;
+    if (known->second.name.empty() != (submission.sequence != 0))
+      return Status(StatusCode::kInternal, StrCat("rank ", ranks_[rank], " submitted id ",
+                                                  submission.id, " under a wrong number"));
+    key.name = known->second.name;
   }
+  std::erase_if(timed_out_[rank], [heard](const auto& late) { return late.second <= heard; });
+  if (timed_out_[rank].contains(key)) return {};
+  if (submission.id != 0) ++known_.at(submission.id).pending;
   Pending& pending = pending_[key];
   if (pending.submissions.empty()) {
     pending.submissions.resize(ranks_.size());
@@ -178,6 +199,7 @@ void Coordinator::Fail(const Key& key, const Pending& pending, const Status& err
 
 Response Coordinator::TakeResponse() {
   open_.clear();
+  if (!response_.empty()) ++told_;
   return std::exchange(response_, {});
 }
 
@@ -225,6 +247,8 @@ void Coordinator::TimeOut(Deadline submitted_before, double seconds) {
   for (const Key& key : late) {
     auto node = pending_.extract(key);
     const std::string missing = JoinRanks(Missing(node.mapped()));
+    for (size_t r = 0; r < ranks_.size(); ++r)
+      if (!node.mapped().submitted[r]) timed_out_[r][key] = told_ + 1;
     Fail(key, node.mapped(),
          Status(StatusCode::kTimeout,
                 StrCat("waited ", seconds, " s for ", missing,

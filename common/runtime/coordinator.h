@@ -78,8 +78,9 @@ class Coordinator {
   // `ranks`: the group's global ranks.
   Coordinator(std::vector<int> ranks, const Config& config);
 
-  // `rank` is the place in the group. kInternal for a submission that no honest rank sends.
-  Status Receive(int rank, Submission submission, Deadline now);
+  // `rank` is the place in the group; `heard`: how many responses it had applied when it submitted.
+  // kInternal for a submission that no honest rank sends.
+  Status Receive(int rank, Submission submission, Deadline now, uint64_t heard);
   // What became complete since the last call.
   Response TakeResponse();
 
@@ -127,6 +128,10 @@ class Coordinator {
   uint32_t next_id_ = 1;
   Status left_;  // why nothing can complete any more
   Response response_;
+  uint64_t told_ = 0;  // responses that were taken
+  // By rank: what timed out without it, with the number of the response that says so. What it
+  // submits before it hears of that, it ends when it does.
+  std::vector<std::unordered_map<Key, uint64_t, OperationKeyHash>> timed_out_;
   // Units of response_ that may take in more: what must be equal, the unit, its bytes.
   struct Open {
     std::string key;

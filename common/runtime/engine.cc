@@ -85,6 +85,7 @@ Result<uint32_t> Engine::AddGroup(std::vector<int> ranks, Deadline deadline) {
                   StrCat("a group needs ascending ranks of 0 to ", size() - 1,
                          " with its maker, rank ", rank(), ", among them"));
   const GroupRanks members{ranks, static_cast<int>(own - ranks.begin())};
+  std::lock_guard one_at_a_time(making_group_);
   uint32_t id = 0;
   {
     std::lock_guard lock(mutex_);
@@ -178,7 +179,10 @@ void Engine::OnEnd(const Operation& operation, const Status& status) {
 }
 
 bool Engine::Wait(const Operation& operation, Deadline deadline) {
-  return loop_.WaitUntil([&operation] { return operation.ended(); }, deadline);
+  const bool ended = loop_.WaitUntil([&operation] { return operation.ended(); }, deadline);
+  // Queued without a word and not looked at, it is the background thread's from here on.
+  if (!ended) loop_.Notify();
+  return ended;
 }
 
 // ---- Plans --------------------------------------------------------------------------------------
@@ -347,9 +351,10 @@ void Engine::Shutdown() {
     loop_.WaitUntil([this] { return flushed_.load(std::memory_order_acquire); },
                     After(kFlushPatience));
   loop_.Stop();
-  mesh_.CloseWrite();
+  // Threads that wait drive too, until they see the end of what they wait for.
+  loop_.AsDriver([this] { mesh_.CloseWrite(); });
   wiring_.lifelines->SendGoodbye();
-  Pass();  // ends what was queued meanwhile
+  loop_.AsDriver([this] { Pass(); });  // ends what was queued meanwhile
 }
 
 void Engine::CloseInChild() {

@@ -146,6 +146,7 @@ class Engine final : private Work, private OperationObserver {
     std::unordered_set<std::string> names;  // in flight
     uint64_t unnamed = 0;                   // the last sequence
   };
+  std::mutex making_group_;  // one AddGroup at a time
   std::mutex mutex_;
   std::vector<OperationPtr> inbox_;               // guarded by mutex_
   std::map<uint32_t, GroupEntry> group_entries_;  // guarded by mutex_

@@ -54,7 +54,7 @@ void Negotiator::Send(const OperationPtr& operation, bool in_full) {
   Counters::Add(submission.id == 0 ? counters_->negotiated_full : counters_->negotiated_cached);
   waiting_[{operation->name, operation->sequence}] = {operation, submission.id};
   if (coordinates()) {
-    const Status fits = decides_->Receive(0, std::move(submission), operation->since);
+    const Status fits = decides_->Receive(0, std::move(submission), operation->since, heard_);
     BAGUA_CHECK(fits.ok()) << fits.message();
     return;
   }
@@ -82,6 +82,7 @@ bool Negotiator::Flush() {
   Writer message;
   message.Put(group_);
   message.Put(kSubmissions);
+  message.Put(heard_);
   message.Put(batch_count_);
   message.PutRaw(std::exchange(batch_, {}).Take());
   batch_count_ = 0;
@@ -95,6 +96,8 @@ Status Negotiator::OnMessage(int peer, Reader* reader) {
   if (type == kResponse && !coordinates() && peer == coordinator()) {
     Result<Response> response = DecodeResponse(reader);
     if (!response.ok()) return response.status();
+    // What was submitted before this response says so.
+    Flush();
     Apply(std::move(response).value());
     return {};
   }
@@ -106,17 +109,19 @@ Status Negotiator::ReceiveSubmissions(int peer, Reader* reader) {
   if (place == ranks_.ranks.end())
     return Status(StatusCode::kInternal, StrCat("rank ", peer, " is not in group ", group_));
   const Deadline now = Clock::now();
+  const auto heard = reader->Get<uint64_t>();
   const uint32_t count = reader->GetCount(12);
   for (uint32_t i = 0; i < count; ++i) {
     Result<Submission> submission = DecodeSubmission(reader);
     if (!submission.ok()) return submission.status();
     const int rank = static_cast<int>(place - ranks_.ranks.begin());
-    BAGUA_RETURN_IF_ERROR(decides_->Receive(rank, std::move(submission).value(), now));
+    BAGUA_RETURN_IF_ERROR(decides_->Receive(rank, std::move(submission).value(), now, heard));
   }
   return reader->Finish("submissions");
 }
 
 void Negotiator::Apply(Response response) {
+  ++heard_;
   for (Renewal& renewal : response.renewals) renewals_.push_back(std::move(renewal));
   for (Unit& unit : response.units) {
     AgreedUnit agreed;

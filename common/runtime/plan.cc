@@ -132,6 +132,8 @@ Task<Status> Plan::Run() {
           [&published, step] { return published.load(std::memory_order_acquire) >= step; }));
       exchange_since_ = Clock::now();
       BAGUA_CO_RETURN_IF_ERROR(co_await ExchangeBucket(b));
+      // Else the next bucket would count, until it is taken up, as waiting since this one began.
+      exchange_since_ = kForever;
       exchanged_.fetch_add(1, std::memory_order_release);
       Counters::Add(counters_->plan_buckets);
       Counters::Add(counters_->plan_bytes, static_cast<int64_t>(plan_.buckets[b].bytes()));

@@ -53,8 +53,14 @@ Status CheckSplits(const Operation& operation, size_t size) {
                    StrCat("splits has ", splits.size(), " entries for ", size, " ranks"));
   if (std::any_of(splits.begin(), splits.end(), [](int64_t rows) { return rows < 0; }))
     return Invalid(operation, "splits has a negative entry");
-  const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
   const int64_t rows = operation.request.tensors[0].shape.rows();
+  // No larger entry is added: the sum does not overflow.
+  const auto larger =
+      std::find_if(splits.begin(), splits.end(), [rows](int64_t split) { return split > rows; });
+  if (larger != splits.end())
+    return Invalid(operation,
+                   StrCat("splits has an entry ", *larger, ", the first dimension is ", rows));
+  const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
   if (sum != rows)
     return Invalid(operation, StrCat("splits sum to ", sum, ", the first dimension is ", rows));
   return {};

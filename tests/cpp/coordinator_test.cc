@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -46,8 +47,9 @@ Config ConfigOf(size_t capacity, size_t fusion_bytes = 0) {
   return config;
 }
 
-void Submit(Coordinator* coordinator, int rank, Submission submission, int second = 0) {
-  ExpectOk(coordinator->Receive(rank, std::move(submission), At(second)));
+void Submit(Coordinator* coordinator, int rank, Submission submission, int second = 0,
+            uint64_t heard = 0) {
+  ExpectOk(coordinator->Receive(rank, std::move(submission), At(second), heard));
 }
 
 void SubmitOnAll(Coordinator* coordinator, int ranks, const Submission& submission) {
@@ -235,8 +237,33 @@ TEST(Coordinator, LearnsNothingWithoutCapacity) {
 TEST(Coordinator, RefusesASecondSubmissionOfARank) {
   Coordinator coordinator({0, 1}, ConfigOf(8));
   Submit(&coordinator, 1, InFull("w", AllreduceOf(4)));
-  ExpectFails(coordinator.Receive(1, InFull("w", AllreduceOf(4)), At(0)), StatusCode::kInternal,
+  ExpectFails(coordinator.Receive(1, InFull("w", AllreduceOf(4)), At(0), 0), StatusCode::kInternal,
               {"rank 1", "'w'", "twice"});
+}
+
+TEST(Coordinator, RefusesAnIdUnderTheNumberOfAnotherKindOfOperation) {
+  Coordinator coordinator({0, 1}, ConfigOf(8));
+  const uint32_t id = Learn(&coordinator, "w");
+  ExpectFails(coordinator.Receive(1, ById(id, 3), At(0), 0), StatusCode::kInternal,
+              {"rank 1", StrCat("id ", id)});
+}
+
+TEST(Coordinator, RefusesSplitsThatDoNotCutTheRows) {
+  Request request;
+  request.kind = Kind::kAlltoall;
+  request.tensors = {MetaOf(DType::kInt32, {5, 2})};
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  for (const std::vector<int64_t>& splits : std::vector<std::vector<int64_t>>{
+           {}, {5}, {2, 2}, {2, 4}, {-1, 6}, {most, most}, {2, 3, 0}}) {
+    Coordinator coordinator({0, 1}, ConfigOf(8));
+    request.splits = splits;
+    ExpectFails(coordinator.Receive(1, InFull("a", request), At(0), 0), StatusCode::kInternal,
+                {"rank 1", "splits"});
+  }
+  Coordinator coordinator({0, 1}, ConfigOf(8));
+  request.splits = {5, 0};
+  SubmitOnAll(&coordinator, 2, InFull("a", request));
+  EXPECT_EQ(Only(coordinator.TakeResponse()).sizes, (Sizes{5, 0, 5, 0}));
 }
 
 TEST(Coordinator, FailsWhatWaitsForALeaverAndWhatComesLater) {
@@ -285,6 +312,26 @@ TEST(Coordinator, TimesOutWhatWaitedTooLong) {
             "allreduce 'fc.weight': waited 600 s for ranks 3, 7 (never submitted it). "
             "Set BAGUA_TIMEOUT_SECONDS to wait longer.");
   EXPECT_TRUE(coordinator.has_pending());
+}
+
+TEST(Coordinator, LeavesOutWhatARankSubmittedBeforeItHeardOfTheTimeout) {
+  for (const bool by_id : {false, true}) {
+    Coordinator coordinator({0, 1}, ConfigOf(8));
+    const uint32_t id = Learn(&coordinator, "w");
+    const Submission again = by_id ? ById(id) : InFull("w", AllreduceOf(4));
+    Submit(&coordinator, 0, again, 10, 1);
+    coordinator.TimeOut(At(15), 600);
+    // On its way when the response was not.
+    Submit(&coordinator, 1, again, 15, 1);
+    EXPECT_EQ(Only(coordinator.TakeResponse()).error.code(), StatusCode::kTimeout);
+    Submit(&coordinator, 1, again, 16, 1);
+    EXPECT_FALSE(coordinator.has_pending());
+    // Both have heard: it counts anew.
+    Submit(&coordinator, 1, again, 20, 2);
+    Submit(&coordinator, 0, again, 20, 2);
+    ExpectOk(Only(coordinator.TakeResponse()).error);
+    EXPECT_FALSE(coordinator.has_pending());
+  }
 }
 
 // ---- Fusion -------------------------------------------------------------------------------------

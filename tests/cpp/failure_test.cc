@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/runtime/engine.h"
@@ -254,6 +255,24 @@ TEST(Shutdown, EndsWhatIsInFlightTellsTheCallbackAndRefusesWhatComes) {
   });
 }
 
+TEST(Shutdown, EndsTheWaitsOfOtherThreads) {
+  constexpr int kWaiters = 4;
+  for (int round = 0; round < (kSanitized ? 20 : 100); ++round) {
+    Cluster cluster(Fabric::kShm, 2);
+    cluster.Run([](int rank, Engine& engine) {
+      std::vector<std::thread> waiters;
+      for (int i = 0; i < kWaiters; ++i)
+        waiters.emplace_back([&, i] {
+          const OperationPtr pending = MakeBarrier(StrCat("pending", rank, i));
+          // Refused, or ended by the shutdown of either rank.
+          EXPECT_FALSE(RunOne(&engine, pending).ok());
+        });
+      engine.Shutdown();
+      for (std::thread& waiter : waiters) waiter.join();
+    });
+  }
+}
+
 TEST(Shutdown, OfAllRanksAtOnceTakesNoTime) {
   for (const Fabric fabric : {Fabric::kLoopback, Fabric::kShm, Fabric::kTcp})
     for (int round = 0; round < 5; ++round) {
@@ -265,6 +284,20 @@ TEST(Shutdown, OfAllRanksAtOnceTakesNoTime) {
         EXPECT_LT(Seconds(Clock::now() - before).count(), 0.9);
       });
     }
+}
+
+// An allreduce between separate arrays needs memory of the tensor's size.
+TEST(Memory, ThatOneCollectiveCannotHaveFailsTheJobAndEndsTheOperation) {
+  Cluster cluster(Fabric::kLoopback, 2);
+  cluster.Run([](int, Engine& engine) {
+    const OperationPtr huge = MakeOperation(Kind::kAllreduce, "huge");
+    const Bytes in(8);
+    Bytes out(8);
+    AddTensor(huge.get(), MetaOf(DType::kFloat64, {int64_t{1} << 60}), in, &out);
+    const Status status = RunOne(&engine, huge);
+    ExpectFails(status, StatusCode::kInternal, {"allreduce 'huge'", "out of memory"});
+    ExpectFails(RunOne(&engine, MakeBarrier("later")), StatusCode::kInternal, {"out of memory"});
+  });
 }
 
 TEST(Names, InFlightAreRefusedAndFreeAgainAfterwards) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -451,20 +452,22 @@ TEST_P(PlanOfThreeTest, MayBeMadeAnewByAllRanksInTheSameStep) {
 
 TEST_P(PlanOfThreeTest, MadeAnewByOneRankAloneIsAnErrorThatNamesBothOnEveryRank) {
   Cluster cluster(GetParam(), 3);
-  cluster.Run([](int rank, Engine& engine) {
+  std::barrier filled(3);
+  cluster.Run([&filled](int rank, Engine& engine) {
     PlanOptions options = OptionsOf("model", {{DType::kFloat32, 5000}});
     const PlanPtr plan = MustRegister(&engine, options);
     FillAll(&engine, plan.get(), 1);
     ExpectOk(engine.FinishStep(plan.get(), Patience()));
     const std::vector<std::string> parts = {"rank 1 registers plan 'model' anew after step 1",
                                             "is in step 2 of the old one"};
+    if (rank != 1) FillAll(&engine, plan.get(), 2);
+    filled.arrive_and_wait();
     if (rank == 1) {
       engine.DropPlan(plan.get());
       options.tensors.pop_back();
       PlanPtr other;
       ExpectFails(Register(&engine, options, &other), StatusCode::kMismatch, parts);
     } else {
-      FillAll(&engine, plan.get(), 2);
       ExpectFails(engine.FinishStep(plan.get(), Patience()), StatusCode::kMismatch, parts);
     }
   });
@@ -491,6 +494,30 @@ TEST_P(PlanOfThreeTest, OfAGroupAveragesOverTheGroup) {
       ExpectAll(*everyone, ReduceOp::kAverage, {0, 1, 2}, step);
     }
   });
+}
+
+TEST(PlanWait, OfTheNextBucketDoesNotBeginWithTheLast) {
+  const PlanPtr plan = Plan::Make(OptionsOf("model", {{DType::kFloat32, 3}}), 1).value();
+  Scheduler scheduler;
+  Counters counters;
+  CopyCounter copies;
+  Plan::Exchange exchange;
+  exchange.backend = MakeMeshBackend(nullptr, {{0}, 0}, &copies);
+  plan->BeginExchange(0, std::move(exchange), &scheduler, &counters, [] {});
+  Task<Status> run = plan->Run();
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_EQ(plan->waiting_since(), kForever);
+    bool published = false;
+    ExpectOk(plan->MakeReady(0, &published));
+    EXPECT_TRUE(plan->exchanging());
+    // Nobody has taken it up: it cannot have waited for anyone.
+    EXPECT_EQ(plan->waiting_since(), kForever) << "step " << step;
+    scheduler.Poll();
+    EXPECT_TRUE(plan->BeginFinish().value());
+    EXPECT_TRUE(plan->StepDone());
+    ExpectOk(plan->EndFinish());
+  }
+  scheduler.Fail(Status(StatusCode::kAborted, "end of the test"));
 }
 
 TEST(PlanOptions, ThatNoRankCanUseAreRefusedAtOnce) {
