@@ -5,11 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -91,10 +89,8 @@ template <class Action>
 int Guarded(Action action) {
   try {
     return Fail(action());
-  } catch (const std::bad_alloc&) {
-    return Fail(Status(StatusCode::kInternal, "out of memory"));
-  } catch (const std::exception& error) {
-    return Fail(Status(StatusCode::kInternal, error.what()));
+  } catch (...) {
+    return Fail(CaughtStatus());
   }
 }
 

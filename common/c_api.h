@@ -208,6 +208,8 @@ typedef struct bagua_plan_options {
   double prescale;
   double postscale;
   const char* codec;  // "none", "fp16", "bf16"; NULL is "none"
+  // Further settings of the caller that must be equal on all ranks, as "name=value"; may be NULL.
+  const char* agreed;
   // Optional: bucket of each tensor, not decreasing (groups given by the user). NULL: cut by bytes.
   const int32_t* bucket_of;
 } bagua_plan_options_t;

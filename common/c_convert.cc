@@ -124,6 +124,7 @@ Result<PlanOptions> ToPlanOptions(const bagua_plan_options_t* options) {
   own.prescale = options->prescale;
   own.postscale = options->postscale;
   if (options->codec != nullptr) own.codec = options->codec;
+  own.agreed = TextOf(options->agreed);
   for (int32_t i = 0; i < options->tensor_count; ++i) {
     const bagua_plan_tensor_t& tensor = options->tensors[i];
     PlanTensor entry;

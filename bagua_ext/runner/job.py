@@ -413,11 +413,11 @@ class Job:
 def first_failure(ranks: dict[int, RankState], failed: Sequence[int]) -> int | None:
     """The rank that failed first, given those that failed by themselves in order of their end.
 
-    A rank that says in its last lines that it lost another one is passed over in favour of one
-    that does not: a failing rank closes its connections before its process has ended, and the
-    others may be faster to leave.
+    A rank that said that it lost another one is passed over in favour of one that did not: a
+    failing rank closes its connections before its process has ended, and the others may be faster
+    to leave.
     """
     for rank in failed:
-        if not any(b"PeerLostError" in line for line in ranks[rank].tail):
+        if not any(stream.lost_peer for stream in ranks[rank].streams):
             return rank
     return failed[0] if failed else None

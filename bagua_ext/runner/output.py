@@ -23,6 +23,10 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CLEAR_LINE = b"\r\x1b[K"
 
 
+# By these a rank says that another one was lost: the error's name, and the core's log line.
+_LOSS_MARKS = (b"PeerLostError", b"the job's communication ended")
+
+
 class Sink:
     """One of the launcher's own descriptors. Never blocks on a pipe, a socket or a terminal.
 
@@ -197,6 +201,7 @@ class RankStream:
         self._tail = tail
         self._timestamps = timestamps
         self._partial = bytearray()
+        self.lost_peer = False  # the rank said that it lost another one
 
     def read(self) -> None:
         """Takes one block, which must be ready; at the end of the stream ``open`` turns false."""
@@ -253,6 +258,8 @@ class RankStream:
         prefix = self._prefix()
         self.sink.lines(self, prefix + block.replace(b"\n", b"\n" + prefix) + b"\n")
         self._tail.extend(block.rsplit(b"\n", TAIL_LINES)[-TAIL_LINES:])
+        if not self.lost_peer:
+            self.lost_peer = any(mark in block for mark in _LOSS_MARKS)
 
 
 def draw_box(title: str, lines: list[bytes], width: int = 100) -> bytes:

@@ -28,6 +28,7 @@ class Reduction:
 class Plan:
     """Agreed buckets for one list of tensors. Collective: every rank makes it with equal arguments.
 
+    ``agreed`` is a further setting, "name=value", that must be equal on all ranks.
     ``views[i]`` is the place of tensor i; it stays valid after ``drop`` and after shutdown. It has
     the tensor's strides where these leave no gap, as autograd's own gradients have.
 
@@ -43,8 +44,9 @@ class Plan:
         reduction: Reduction,
         bucket_bytes: int,
         bucket_of: Sequence[int] | None,
+        agreed: str = "",
     ) -> None:
-        self.number = _create(name, names, tensors, reduction, bucket_bytes, bucket_of)
+        self.number = _create(name, names, tensors, reduction, bucket_bytes, bucket_of, agreed)
         self.generation = basics.generation()
         self.views = self._make_views(tensors)
         self._used = ffi.new("uint8_t[]", max(len(tensors), 1))
@@ -122,6 +124,7 @@ def _create(
     reduction: Reduction,
     bucket_bytes: int,
     bucket_of: Sequence[int] | None,
+    agreed: str,
 ) -> int:
     keep: list[Any] = []  # what the options point to
 
@@ -142,6 +145,7 @@ def _create(
     options.reduce_op = reduction.op
     options.prescale, options.postscale = reduction.prescale, reduction.postscale
     options.codec = kept(ffi.new("char[]", reduction.codec.encode()))
+    options.agreed = kept(ffi.new("char[]", agreed.encode()))
     if bucket_of is not None:
         options.bucket_of = kept(ffi.new("int32_t[]", list(bucket_of)))
     plan = ffi.new("uint64_t *", 0)

@@ -90,6 +90,7 @@ class Reducer:
         self._tasks: set[int] = set()  # graph tasks whose end is watched
         self._was_reduced = False  # when the running backward began
         self._agreed = 0  # generation in which the ranks agreed on an order
+        self._agreed_passes = passes  # by the plan
         listed = parameters()
         self._install_hooks(listed, listed)
 
@@ -199,7 +200,7 @@ class Reducer:
         self._order.clear()
 
     def _is_outdated(self) -> bool:
-        if self._plan.generation != basics.generation():
+        if self._plan.generation != basics.generation() or self._agreed_passes != self.passes:
             return True
         return [id(parameter) for parameter in self._parameters()] != self._ids
 
@@ -289,8 +290,15 @@ class Reducer:
         tensors = [parameters[i] for i in order]
         names = [self._name_of(parameter) for parameter in tensors]
         self._plan = Plan(
-            settings.name, names, tensors, settings.reduction, settings.bucket_bytes, bucket_of
+            settings.name,
+            names,
+            tensors,
+            settings.reduction,
+            settings.bucket_bytes,
+            bucket_of,
+            agreed=f"backward_passes_per_step={self.passes}",
         )
+        self._agreed_passes = self.passes
         self._number, self._tensors, self._views = self._plan.number, tensors, self._plan.views
         self._ready = bytearray(len(tensors))
         self._install_hooks(tensors, parameters)

@@ -24,8 +24,8 @@ struct Config {
   // BAGUA_STALL_WARNING_SECONDS. Warns of operations that some ranks submitted and others did not.
   // Default 60; 0 never warns.
   double stall_warning_seconds = 60;
-  // BAGUA_TIMEOUT_SECONDS. Fails operations that did not end in time. Default 600; 0 waits for
-  // ever.
+  // BAGUA_TIMEOUT_SECONDS. Fails operations that did not end in time; a quarter later, 5 s at most,
+  // if it is the rank that would say so that does not answer. Default 600; 0 waits for ever.
   double timeout_seconds = 600;
   // BAGUA_START_TIMEOUT_SECONDS. How long init waits for the other ranks. Default 120.
   double start_timeout_seconds = 120;

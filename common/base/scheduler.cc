@@ -44,12 +44,6 @@ bool Scheduler::Poll() {
   return resumed;
 }
 
-bool Scheduler::AnyReady() {
-  for (Waiter* waiter = head_; waiter != nullptr; waiter = waiter->next_)
-    if (waiter->Ready()) return true;
-  return false;
-}
-
 void Scheduler::Fail(const Status& failure) {
   if (!failure_.ok()) return;
   failure_ = failure;

@@ -79,8 +79,6 @@ class Scheduler {
 
   // Resumes, once over the list, every coroutine whose condition holds. True if there was one.
   bool Poll();
-  // Whether a condition holds; resumes nothing.
-  bool AnyReady();
 
   // Sticky: every wait, present and future, ends with `failure`. Resumes the present ones. The
   // first failure stays.

@@ -1,5 +1,7 @@
 #include "common/base/status.h"
 
+#include <array>
+#include <charconv>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -37,12 +39,18 @@ const std::string& Status::message() const {
 }
 
 Status Status::WithContext(const std::string& context) const {
-  if (ok()) return *this;
+  if (ok() || message().starts_with(context)) return *this;
   return Status(code(), context + ": " + message());
 }
 
 Status ErrnoStatus(const std::string& what, int error) {
   return Status(StatusCode::kInternal, what + ": " + std::strerror(error));
+}
+
+std::string ExactText(double value) {
+  std::array<char, 32> text;
+  const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc{} ? std::string(text.data(), end) : StrCat(value);
 }
 
 Status CaughtStatus() {

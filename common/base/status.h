@@ -36,7 +36,7 @@ class [[nodiscard]] Status {
   bool ok() const { return failure_ == nullptr; }
   StatusCode code() const { return failure_ ? failure_->code : StatusCode::kOk; }
   const std::string& message() const;
-  // Same code, text prefixed with `context` and ": ". OK stays OK.
+  // Same code, text prefixed with `context` and ": " unless it begins so. OK stays OK.
   Status WithContext(const std::string& context) const;
 
  private:
@@ -69,6 +69,9 @@ std::string StrCat(const Parts&... parts) {
   (out << ... << parts);
   return out.str();
 }
+
+// The shortest digits that give this value and no other.
+std::string ExactText(double value);
 
 // kInternal with errno's text: "connect to 10.0.0.1:80: Connection refused".
 Status ErrnoStatus(const std::string& what, int error);

@@ -27,8 +27,8 @@ size_t ShmGroup::SegmentBytes(const Config& config) {
 }
 
 void ShmGroup::Prepare(const Config& config, Segment* own) {
-  HeaderOf(*own).slot_bytes.store(SlotBytes(config), std::memory_order_relaxed);
-  HeaderOf(*own).staging_bytes.store(StagingBytes(config), std::memory_order_relaxed);
+  HeaderOf(*own).slot_bytes.store(config.shm_slot_bytes, std::memory_order_relaxed);
+  HeaderOf(*own).staging_bytes.store(config.shm_staging_bytes, std::memory_order_relaxed);
 }
 
 ShmGroup::ShmGroup(const Config& config, GroupRanks group,
@@ -46,13 +46,15 @@ Status ShmGroup::Check() const {
     const ShmGroupHeader& theirs = HeaderOf(*segments_[r]);
     const uint64_t slot = theirs.slot_bytes.load(std::memory_order_relaxed);
     const uint64_t staging = theirs.staging_bytes.load(std::memory_order_relaxed);
-    if (slot == slot_bytes_ && staging == staging_bytes_) continue;
+    const ShmGroupHeader& own = HeaderOf(*segments_[rank()]);
+    const uint64_t own_slot = own.slot_bytes.load(std::memory_order_relaxed);
+    const uint64_t own_staging = own.staging_bytes.load(std::memory_order_relaxed);
+    if (slot == own_slot && staging == own_staging) continue;
     return Status(
-        StatusCode::kInvalidArgument,
-        StrCat("rank ", group_.ranks[r], " has slots of ", slot, " and staging of ", staging,
-               " bytes, rank ", group_.ranks[rank()], " of ", slot_bytes_, " and ", staging_bytes_,
-               ". Set BAGUA_SHM_SLOT_BYTES and BAGUA_SHM_STAGING_BYTES to the same "
-               "values on all ranks."));
+        StatusCode::kMismatch,
+        StrCat("rank ", group_.ranks[r], " has BAGUA_SHM_SLOT_BYTES=", slot,
+               " and BAGUA_SHM_STAGING_BYTES=", staging, ", rank ", group_.ranks[rank()], " has ",
+               own_slot, " and ", own_staging, ". Set them to the same values on all ranks."));
   }
   return {};
 }

@@ -25,7 +25,8 @@ namespace bagua {
 
 // Start of a rank's segment.
 struct ShmGroupHeader {
-  std::atomic<uint64_t> slot_bytes;  // for comparison: every rank's configuration must be the same
+  // The configuration, for comparison: it must be the same on every rank.
+  std::atomic<uint64_t> slot_bytes;
   std::atomic<uint64_t> staging_bytes;
   alignas(64) std::atomic<uint64_t> posted;
 };
@@ -38,7 +39,7 @@ class ShmGroup {
   // Octets of a rank's segment.
   static size_t SegmentBytes(const Config& config);
   // `segments` and `bells` by rank of the group; this rank's own bell may be null.
-  // kInvalidArgument naming both ranks' values if the configurations differ: see Check.
+  // Check gives kMismatch naming both ranks' values if the configurations differ.
   ShmGroup(const Config& config, GroupRanks group, std::vector<std::shared_ptr<Segment>> segments,
            std::vector<Doorbell*> bells, Scheduler* scheduler);
   // Writes this rank's header; before its segment is handed to the peers.

@@ -5,6 +5,8 @@
 namespace bagua {
 namespace {
 
+constexpr size_t kMostBytes = size_t{1} << 56;
+
 Status Check(const std::vector<PlanTensor>& tensors, const std::vector<int32_t>& bucket_of) {
   if (!bucket_of.empty() && bucket_of.size() != tensors.size())
     return Status(
@@ -28,8 +30,14 @@ Result<BucketPlan> PlanBuckets(const std::vector<PlanTensor>& tensors, size_t bu
   const Status fits = Check(tensors, bucket_of);
   if (!fits.ok()) return fits;
   BucketPlan plan;
+  size_t total_bytes = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorMeta& meta = tensors[i].meta;
+    total_bytes += meta.bytes();
+    if (meta.bytes() > kMostBytes || total_bytes > kMostBytes)
+      return Status(StatusCode::kInvalidArgument,
+                    StrCat("tensor '", tensors[i].name, "', ", Describe(meta),
+                           ", makes the plan larger than memory can be"));
     bool closes = plan.buckets.empty() || plan.buckets.back().dtype != meta.dtype;
     if (!closes)
       closes = bucket_of.empty() ? plan.buckets.back().bytes() + meta.bytes() > bucket_bytes

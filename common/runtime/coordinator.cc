@@ -45,6 +45,7 @@ bool SplitsFit(const Request& request, size_t size) {
 }  // namespace
 
 std::string JoinRanks(const std::vector<int>& ranks) {
+  if (ranks.empty()) return "other ranks";
   std::string text;
   for (const int rank : ranks) text += StrCat(text.empty() ? "" : ", ", rank);
   return (ranks.size() == 1 ? "rank " : "ranks ") + text;

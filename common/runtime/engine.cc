@@ -46,6 +46,8 @@ Engine::Engine(Wiring wiring, Config config, Logger::Sink log_sink)
               &counters_,
               [this](std::shared_ptr<Plan> plan) {
                 Task<Status> run = plan->Run();
+                // Dropped while the ranks agreed on it: nobody else looks for it.
+                if (plan->dropped()) plan_dropped_.store(true, std::memory_order_release);
                 plans_.push_back({std::move(plan), std::move(run)});
               },
               [this] { wake_ = true; }};
@@ -172,6 +174,7 @@ Status Engine::Enqueue(const OperationPtr& operation, bool caller_drives) {
 
 void Engine::OnEnd(const Operation& operation, const Status& status) {
   if (status.ok()) Counters::Add(counters_.operations);
+  if (status.code() == StatusCode::kPeerLost) LogEnd(status);
   wake_ = true;
   if (operation.name.empty()) return;
   std::lock_guard lock(mutex_);
@@ -224,7 +227,7 @@ Status Engine::FinishStep(Plan* plan, Deadline deadline) {
 
 void Engine::DropPlan(Plan* plan) {
   plan->Drop();
-  {
+  if (plan->registered()) {
     std::lock_guard lock(mutex_);
     dropped_plans_[plan->name()] = {plan->number(), static_cast<int64_t>(plan->steps_finished())};
   }
@@ -234,12 +237,13 @@ void Engine::DropPlan(Plan* plan) {
 
 void Engine::ForgetDroppedPlans() {
   bool left = false;
-  std::erase_if(plans_, [&left](const LivePlan& live) {
+  std::erase_if(plans_, [&left](LivePlan& live) {
     if (!live.plan->dropped()) return false;
     if (live.plan->exchanging() && !live.run.done()) {
       left = true;
       return false;
     }
+    live.run = {};  // before the plan that it runs in
     return true;
   });
   if (left) plan_dropped_.store(true, std::memory_order_release);

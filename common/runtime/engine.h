@@ -95,6 +95,8 @@ class Engine final : private Work, private OperationObserver {
   bool CheckLeavers();
   void CheckRenewals();
   Status LeftReason(int peer) const;
+  // Once.
+  void LogEnd(const Status& reason);
   // True if it was time to look.
   bool CheckStalls();
   Status CheckStalledWork(Deadline now);
@@ -135,6 +137,7 @@ class Engine final : private Work, private OperationObserver {
   std::set<int> leavers_;  // said goodbye, their last messages not seen
   std::set<int> left_;     // are gone for good
   Status failure_;
+  bool end_logged_ = false;
   bool closing_ = false;
   bool wake_ = false;  // somebody may wait for what happened in this pass
   Deadline next_check_ = kForever;

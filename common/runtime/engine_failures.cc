@@ -1,5 +1,6 @@
 // Engine: what peers and time do to a job.
 #include <algorithm>
+#include <utility>
 
 #include "common/runtime/engine.h"
 
@@ -48,6 +49,12 @@ void Engine::CheckRenewals() {
   }
 }
 
+// bagua-run knows by this line, too, which ranks were not the first to fail.
+void Engine::LogEnd(const Status& reason) {
+  if (std::exchange(end_logged_, true)) return;
+  logger_.Log(LogLevel::kWarning, StrCat("the job's communication ended: ", reason.message()));
+}
+
 Status Engine::LeftReason(int peer) const {
   return Status(
       StatusCode::kPeerLost,
@@ -75,6 +82,7 @@ bool Engine::CheckLeavers() {
 
 void Engine::Abort(const Status& reason) {
   if (!failure_.ok() || closing_) return;
+  LogEnd(reason);
   FailEverything(reason);
   // Peers that are stopped may take a while to be told; this rank's own waiters come first.
   loop_.WakeWaiters();

@@ -130,6 +130,7 @@ bool EventLoop::Wait(const Condition& done, Deadline deadline) {
     if (in_charge) {
       // Another waiter may drive, and finish what this one waits for.
       on_events_.store(true, std::memory_order_seq_cst);
+      std::atomic_thread_fence(std::memory_order_seq_cst);
       if (!done()) took_events = SleepOnEvents(deadline);
       on_events_.store(false, std::memory_order_relaxed);
     } else {
@@ -144,11 +145,14 @@ bool EventLoop::Wait(const Condition& done, Deadline deadline) {
     bell_->Signal();
     RouseThread();
   }
+  // This thread may have taken the signal that is to end the background thread.
+  if (stopped_.load(std::memory_order_seq_cst)) bell_->Signal();
   return done();
 }
 
 bool EventLoop::TryDrive(const Condition& done, Deadline deadline, bool* in_charge) {
-  if (!driver_.try_lock()) return false;
+  std::unique_lock lock(driver_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
   Drive(done, deadline);
   const bool leaves = done();
   if (leaves && *in_charge) {
@@ -159,7 +163,7 @@ bool EventLoop::TryDrive(const Condition& done, Deadline deadline, bool* in_char
   }
   LastLook(charge_.load(std::memory_order_seq_cst));
   const bool abandons = leaves && work_->outstanding() && !charge_.load();
-  driver_.unlock();
+  lock.unlock();
   if (abandons) RouseThread();
   return true;
 }
@@ -215,7 +219,9 @@ void EventLoop::LastLook(bool arms) {
   const bool earlier = next < next_deadline_.load(std::memory_order_relaxed);
   next_deadline_.store(next, std::memory_order_seq_cst);
   // The thread would sleep past it.
-  if (earlier && state_.load(std::memory_order_seq_cst) == ThreadState::kWatching) bell_->Signal();
+  if (earlier && (state_.load(std::memory_order_seq_cst) == ThreadState::kWatching ||
+                  on_events_.load(std::memory_order_seq_cst)))
+    bell_->Signal();
 }
 
 bool EventLoop::SleepOnEvents(Deadline deadline) {

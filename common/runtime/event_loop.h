@@ -7,7 +7,8 @@
 // watches the events. Before any of them sleeps it arms the doorbell and takes a last pass, so that
 // whoever brings work afterwards, this process through Notify or a peer through the bell, wakes it.
 //
-// While short operations follow each other, the background thread rests for kRest at a time, and a
+// While short operations follow each other, the background thread rests for kRest at a time, for
+// kLongRest where a waiter is in charge, and a
 // waiter that leaves nothing outstanding leaves the bell unarmed: peers then need no system call to
 // wake somebody who is about to come anyway. After a rest without activity the thread arms the bell
 // and sleeps without limit. Likewise it rests for kBatch while this process brings work faster than
@@ -59,7 +60,7 @@ class EventLoop {
   // Before Start: also wakes for arrivals and room at `fd`.
   Status Watch(int fd);
   Status Start();
-  // Ends the thread; nobody must be waiting or come to wait. Idempotent.
+  // Ends the thread. Whoever waits, or comes to wait, drives by itself. Idempotent.
   void Stop();
 
   // Something to do was left for the next pass. Never blocks.

@@ -10,7 +10,9 @@ namespace {
 constexpr uint8_t kSubmissions = 1;
 constexpr uint8_t kResponse = 2;
 // The coordinator times operations out; a rank that hears nothing from it does so this much later.
-constexpr Seconds kCoordinatorGrace{5};
+Seconds CoordinatorGrace(Seconds limit) {
+  return Seconds(std::clamp(limit.count() / 4, 0.5, 5.0));
+}
 
 }  // namespace
 
@@ -39,6 +41,13 @@ void Negotiator::Submit(OperationPtr operation) {
   if (!left_.ok()) {
     operation->End(left_.WithContext(operation->Describe()));
     return;
+  }
+  if (operation->name.empty()) {
+    const auto failed = failed_early_.extract(operation->sequence);
+    if (!failed.empty()) {
+      operation->End(failed.mapped());
+      return;
+    }
   }
   Send(operation, false);
 }
@@ -145,8 +154,12 @@ void Negotiator::ApplyAgreement(Agreement agreement, AgreedUnit* unit) {
   std::erase_if(renewals_,
                 [&agreement](const Renewal& renewal) { return renewal.name == agreement.name; });
   auto node = waiting_.extract({agreement.name, agreement.sequence});
-  // Failed because a rank left before this one submitted it, or while it gave up by itself.
-  if (node.empty()) return;
+  if (node.empty()) {
+    // Failed before this rank submitted it, or while it gave up by itself. Numbers are not used
+    // twice: an unnamed one still has to end when it comes.
+    if (agreement.sequence != 0) failed_early_[agreement.sequence] = agreement.error;
+    return;
+  }
   const OperationPtr operation = std::move(node.mapped().operation);
   if (!agreement.error.ok()) {
     operation->End(agreement.error);
@@ -223,13 +236,14 @@ Status Negotiator::CheckStalls(Deadline now, const Config& config,
   const Seconds limit(config.timeout_seconds);
   if (!coordinates()) {
     if (limit.count() <= 0) return {};
+    const Seconds patience = limit + CoordinatorGrace(limit);
     for (const auto& [key, waiting] : waiting_)
-      if (waiting.operation->since <= before(limit + kCoordinatorGrace))
-        return Status(
-            StatusCode::kTimeout,
-            StrCat(waiting.operation->Describe(), " waited ",
-                   limit.count() + kCoordinatorGrace.count(), " s for rank ", coordinator(),
-                   ", which decides the order of operations and does not answer"));
+      if (waiting.operation->since <= before(patience))
+        return Status(StatusCode::kTimeout,
+                      StrCat(waiting.operation->Describe(), " waited ", patience.count(),
+                             " s for rank ", coordinator(),
+                             ", which decides the order of operations and does not answer. Set "
+                             "BAGUA_TIMEOUT_SECONDS to wait longer."));
     return {};
   }
   if (warn.count() > 0) {

@@ -110,6 +110,8 @@ class Negotiator {
   std::unordered_map<uint32_t, Known> known_;
   std::unordered_map<std::string, uint32_t> id_of_name_;
   std::unordered_map<std::string, uint32_t> id_of_signature_;
+  // Unnamed operations that failed before this rank submitted them, by number.
+  std::unordered_map<uint64_t, Status> failed_early_;
   uint64_t heard_ = 0;  // responses applied
   Writer batch_;
   uint32_t batch_count_ = 0;

@@ -104,9 +104,10 @@ Plan::Plan(PlanOptions options, BucketPlan plan, const Codec* codec, BucketLayou
 
 std::vector<std::string> Plan::Details() const {
   std::vector<std::string> lines = {
-      StrCat("op=", Name(options_.op)), StrCat("prescale_factor=", options_.prescale),
-      StrCat("postscale_factor=", options_.postscale), StrCat("codec=", options_.codec),
+      StrCat("op=", Name(options_.op)), StrCat("prescale_factor=", ExactText(options_.prescale)),
+      StrCat("postscale_factor=", ExactText(options_.postscale)), StrCat("codec=", options_.codec),
       StrCat("bucket_bytes=", options_.bucket_bytes)};
+  if (!options_.agreed.empty()) lines.push_back(options_.agreed);
   for (size_t i = 0; i < options_.tensors.size(); ++i)
     lines.push_back(StrCat("tensor ", i, ": '", options_.tensors[i].name, "' ",
                            Describe(options_.tensors[i].meta), " in bucket ",
@@ -121,6 +122,7 @@ void Plan::BeginExchange(uint32_t number, Exchange exchange, Scheduler* schedule
   scheduler_ = scheduler;
   counters_ = counters;
   progressed_ = std::move(progressed);
+  registered_.store(true, std::memory_order_release);
 }
 
 Task<Status> Plan::Run() {

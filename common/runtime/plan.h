@@ -37,6 +37,7 @@ struct PlanOptions {
   double prescale = 1.0;
   double postscale = 1.0;
   std::string codec = "none";
+  std::string agreed;  // settings of the caller that must be equal on all ranks
   std::vector<int32_t> bucket_of;
 };
 
@@ -80,6 +81,7 @@ class Plan {
   uint32_t group() const { return options_.group; }
   // From registration on.
   uint32_t number() const { return number_; }
+  bool registered() const { return registered_.load(std::memory_order_acquire); }
   uint64_t steps_finished() const { return step_.load(std::memory_order_acquire) - 1; }
   std::byte* bucket_data(size_t bucket) const { return segment_->data() + layout_.begin[bucket]; }
   const std::shared_ptr<Segment>& segment() const { return segment_; }
@@ -141,6 +143,7 @@ class Plan {
   std::vector<uint8_t> used_;
   int64_t overlapped_bytes_ = 0;
   int64_t total_bytes_ = 0;
+  std::atomic<bool> registered_{false};
   std::atomic<bool> dropped_{false};
   std::atomic<bool> failed_{false};
   mutable std::mutex failure_mutex_;

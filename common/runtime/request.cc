@@ -75,11 +75,11 @@ Difference Compare(const Request& theirs, const Request& first) {
   if (reduces && theirs.op != first.op)
     return {StrCat("op=", Name(theirs.op)), StrCat("op=", Name(first.op)), same};
   if (reduces && theirs.prescale != first.prescale)
-    return {StrCat("prescale_factor=", theirs.prescale), StrCat("prescale_factor=", first.prescale),
-            same};
+    return {StrCat("prescale_factor=", ExactText(theirs.prescale)),
+            StrCat("prescale_factor=", ExactText(first.prescale)), same};
   if (reduces && theirs.postscale != first.postscale)
-    return {StrCat("postscale_factor=", theirs.postscale),
-            StrCat("postscale_factor=", first.postscale), same};
+    return {StrCat("postscale_factor=", ExactText(theirs.postscale)),
+            StrCat("postscale_factor=", ExactText(first.postscale)), same};
   if (first.kind == Kind::kBroadcast && theirs.root != first.root)
     return {StrCat("root_rank=", theirs.root), StrCat("root_rank=", first.root), same};
   return {};
@@ -209,9 +209,11 @@ Result<Sizes> Reconcile(const std::string& what, const std::vector<Request>& req
   for (size_t r = 1; r < requests.size(); ++r) {
     const Difference difference = Compare(requests[r], requests[0]);
     if (difference.theirs.empty() && difference.first.empty()) continue;
+    const bool lines = difference.theirs.starts_with('\n');
     return Status(StatusCode::kMismatch,
-                  StrCat(what, ": rank ", ranks[r], " sent ", difference.theirs, ", rank ",
-                         ranks[0], " sent ", difference.first, ". ", difference.advice));
+                  StrCat(what, ": rank ", ranks[r], " sent", lines ? "" : " ", difference.theirs,
+                         lines ? "\n  rank " : ", rank ", ranks[0], " sent", lines ? "" : " ",
+                         difference.first, lines ? "\n" : ". ", difference.advice));
   }
   return CollectSizes(requests);
 }

@@ -51,11 +51,6 @@ struct ByteRing {
     return count;
   }
 
-  // Reader only.
-  bool Readable() const {
-    return written.load(std::memory_order_acquire) != read.load(std::memory_order_relaxed);
-  }
-
   // Reader only. Every byte that will ever be written was read.
   bool Ended() const {
     return closed.load(std::memory_order_acquire) != 0 &&

@@ -314,14 +314,6 @@ Status Mesh::EndMessage(int peer, Stream* stream) {
   return {};
 }
 
-bool Mesh::Readable() const {
-  for (int peer = 0; peer < size(); ++peer)
-    if (peer != rank_ &&
-        (peers_[peer]->control.pipe->readable() || peers_[peer]->data.pipe->readable()))
-      return true;
-  return false;
-}
-
 bool Mesh::Flushed() const {
   for (const auto& peer : peers_)
     if (!peer->control.outgoing.empty() || !peer->data.outgoing.empty()) return false;

@@ -81,8 +81,6 @@ class Mesh {
   // Moves what the pipes give and take now; sets `*moved` if anything did. kPeerLost names the rank
   // whose connection broke; kMismatch names both messages; kInternal a checksum that does not hold.
   Status Progress(bool* moved);
-  // A ring holds bytes that Progress would move; sockets announce themselves.
-  bool Readable() const;
   // Nothing waits to be written.
   bool Flushed() const;
   // The peer ended its connection and everything before was taken in.

@@ -27,9 +27,6 @@ class Pipe {
   // The peer closed its direction (orderly or by dying) and every byte before was read.
   virtual bool ended() const = 0;
 
-  // Whether Read would move something, where no descriptor tells; false for sockets.
-  virtual bool readable() const { return false; }
-
   // Ends this side's direction after what was written; reading goes on.
   virtual void CloseWrite() = 0;
 

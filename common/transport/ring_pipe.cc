@@ -27,7 +27,6 @@ class RingPipe final : public Pipe {
     return {};
   }
 
-  bool readable() const override { return incoming_->Readable(); }
   bool ended() const override { return incoming_->Ended(); }
 
   void CloseWrite() override {

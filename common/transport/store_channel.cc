@@ -115,10 +115,11 @@ Status CheckReport(const Report& comer, const std::vector<const Report*>& member
       return wrong(StrCat("rank ", rank, " was given twice: ", Describe(member->member), " and ",
                           who, ". Give every process a rank of its own"));
     if (member->tcp_everywhere != comer.tcp_everywhere)
-      return wrong(StrCat(
-          who, " was started with BAGUA_TRANSPORT=", comer.tcp_everywhere ? "tcp, " : "auto, ",
-          Describe(member->member), " with ", comer.tcp_everywhere ? "auto" : "tcp",
-          ". Set it alike on all ranks"));
+      return Status(
+          StatusCode::kMismatch,
+          StrCat(who, " was started with BAGUA_TRANSPORT=",
+                 comer.tcp_everywhere ? "tcp, " : "auto, ", Describe(member->member), " with ",
+                 comer.tcp_everywhere ? "auto" : "tcp", ". Set it alike on all ranks"));
   }
   return {};
 }

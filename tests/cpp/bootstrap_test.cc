@@ -182,7 +182,7 @@ TEST(BootstrapFailure, ADifferentTransportIsNamedWithBothRanks) {
   BootstrapOptions other = job.OptionsOf(1);
   other.tcp_everywhere = true;
   for (const Outcome& outcome : Ranks({job.OptionsOf(0), other}).Take())
-    ExpectFailure(outcome, StatusCode::kInvalidArgument,
+    ExpectFailure(outcome, StatusCode::kMismatch,
                   {"BAGUA_TRANSPORT", "rank 0", "rank 1", "tcp", "auto"});
 }
 

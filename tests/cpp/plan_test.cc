@@ -5,103 +5,19 @@
 
 #include <algorithm>
 #include <atomic>
-#include <barrier>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <mutex>
-#include <numeric>
-#include <random>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <vector>
 
 #include "tests/cpp/cluster.h"
 #include "tests/cpp/operations.h"
+#include "tests/cpp/plan_steps.h"
 
 namespace bagua {
 namespace {
-
-using PlanPtr = std::shared_ptr<Plan>;
-
-PlanOptions OptionsOf(const std::string& name,
-                      const std::vector<std::pair<DType, int64_t>>& tensors) {
-  PlanOptions options;
-  options.name = name;
-  options.bucket_bytes = 4096;
-  for (size_t i = 0; i < tensors.size(); ++i)
-    options.tensors.push_back({StrCat("p", i), MetaOf(tensors[i].first, {tensors[i].second})});
-  return options;
-}
-
-// Several buckets of each type; one tensor larger than a bucket, one empty.
-PlanOptions MixedOptions(const std::string& name) {
-  return OptionsOf(name, {{DType::kFloat32, 3},
-                          {DType::kFloat32, 900},
-                          {DType::kFloat32, 0},
-                          {DType::kFloat32, 40007},
-                          {DType::kFloat64, 1},
-                          {DType::kFloat64, 333},
-                          {DType::kFloat16, 1025},
-                          {DType::kFloat16, 5},
-                          {DType::kBfloat16, 77},
-                          {DType::kFloat32, 1}});
-}
-
-Status Register(Engine* engine, PlanOptions options, PlanPtr* plan) {
-  const uint32_t group = options.group;
-  Result<PlanPtr> made = Plan::Make(std::move(options), engine->GroupSize(group));
-  if (!made.ok()) return made.status();
-  *plan = made.value();
-  return RunOne(engine, engine->RegisterPlan(*plan, group));
-}
-
-PlanPtr MustRegister(Engine* engine, PlanOptions options) {
-  PlanPtr plan;
-  ExpectOk(Register(engine, std::move(options), &plan));
-  return plan;
-}
-
-DType DTypeOf(const Plan& plan, size_t tensor) {
-  return plan.buckets()[plan.places()[tensor].bucket].dtype;
-}
-
-std::byte* PlaceOf(const Plan& plan, size_t tensor) {
-  const TensorPlace& place = plan.places()[tensor];
-  return plan.bucket_data(place.bucket) + place.offset * SizeOf(DTypeOf(plan, tensor));
-}
-
-Bytes Held(const Plan& plan, size_t tensor) {
-  const std::byte* const begin = PlaceOf(plan, tensor);
-  return Bytes(begin, begin + plan.places()[tensor].count * SizeOf(DTypeOf(plan, tensor)));
-}
-
-void Fill(Engine* engine, Plan* plan, size_t tensor, int seed) {
-  const Bytes values =
-      ValuesOf(DTypeOf(*plan, tensor), plan->places()[tensor].count, engine->rank(), seed);
-  if (!values.empty()) std::memcpy(PlaceOf(*plan, tensor), values.data(), values.size());
-  ExpectOk(engine->MakeReady(plan, tensor));
-}
-
-int SeedOf(int step, size_t tensor) {
-  return 20 * step + static_cast<int>(tensor);
-}
-
-// Fills every tensor, in an order of the rank's own.
-void FillAll(Engine* engine, Plan* plan, int step) {
-  std::vector<size_t> order(plan->tensor_count());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::shuffle(order.begin(), order.end(), std::mt19937(100 * step + engine->rank()));
-  for (const size_t tensor : order) Fill(engine, plan, tensor, SeedOf(step, tensor));
-}
-
-void ExpectAll(const Plan& plan, ReduceOp op, const std::vector<int>& ranks, int step) {
-  for (size_t t = 0; t < plan.tensor_count(); ++t) {
-    ExpectReduced(Held(plan, t), DTypeOf(plan, t), op, ranks, SeedOf(step, t));
-    EXPECT_EQ(plan.used()[t], 1) << t;
-  }
-}
 
 using Param = std::tuple<Fabric, int>;
 class PlanTest : public testing::TestWithParam<Param> {
@@ -216,7 +132,6 @@ TEST_P(PlanTest, AppliesTheFactors) {
 TEST_P(PlanTest, CodecsRoundEachValueOnceAndTheResultOnce) {
   std::mutex mutex;
   std::vector<Bytes> results(2 * 3);  // of rank 0
-  std::atomic<bool> filled{false};
   cluster_.Run([&](int rank, Engine& engine) {
     for (const bool half : {true, false}) {
       PlanOptions options =
@@ -358,180 +273,6 @@ TEST_P(PlanTest, DroppedPlansGiveBackWhatTheyHold) {
     }
     ExpectOk(RunAllreduce(&engine, "afterwards", 10, 1));
   });
-}
-
-class PlanOfThreeTest : public testing::TestWithParam<Fabric> {};
-INSTANTIATE_TEST_SUITE_P(Fabrics, PlanOfThreeTest,
-                         testing::Values(Fabric::kLoopback, Fabric::kShm, Fabric::kTcp),
-                         [](const auto& info) { return Name(info.param); });
-
-TEST_P(PlanOfThreeTest, RefusesATensorThatIsReadyAlreadyOrIsNone) {
-  Cluster cluster(GetParam(), 3);
-  cluster.Run([](int, Engine& engine) {
-    const PlanPtr plan =
-        MustRegister(&engine, OptionsOf("model", {{DType::kFloat32, 7}, {DType::kFloat32, 8}}));
-    for (int step = 1; step <= 2; ++step) {
-      Fill(&engine, plan.get(), 0, SeedOf(step, 0));
-      ExpectFails(engine.MakeReady(plan.get(), 0), StatusCode::kInvalidArgument,
-                  {"plan 'model'", "'p0'", "twice in one step"});
-      ExpectFails(engine.MakeReady(plan.get(), 2), StatusCode::kInvalidArgument,
-                  {"2 tensors", "no tensor 2"});
-      Fill(&engine, plan.get(), 1, SeedOf(step, 1));
-      ExpectOk(engine.FinishStep(plan.get(), Patience()));
-      ExpectAll(*plan, ReduceOp::kAverage, {0, 1, 2}, step);
-    }
-  });
-}
-
-TEST_P(PlanOfThreeTest, FinishingGivesTimeBackAtItsDeadline) {
-  Cluster cluster(GetParam(), 3);
-  cluster.Run([](int rank, Engine& engine) {
-    const PlanPtr plan = MustRegister(&engine, OptionsOf("model", {{DType::kFloat32, 70}}));
-    for (int step = 1; step <= 2; ++step) {
-      if (rank != 1) {
-        Fill(&engine, plan.get(), 0, SeedOf(step, 0));
-        EXPECT_EQ(engine.FinishStep(plan.get(), After(Seconds(0.005))).code(),
-                  StatusCode::kInProgress);
-        EXPECT_EQ(engine.FinishStep(plan.get(), Clock::now()).code(), StatusCode::kInProgress);
-      }
-      ExpectOk(RunOne(&engine, MakeBarrier("the deadlines passed")));
-      if (rank == 1) Fill(&engine, plan.get(), 0, SeedOf(step, 0));
-      ExpectOk(engine.FinishStep(plan.get(), Patience()));
-      ExpectAll(*plan, ReduceOp::kAverage, {0, 1, 2}, step);
-    }
-  });
-}
-
-TEST_P(PlanOfThreeTest, TellsEveryRankWhatDiffersAndTakesTheNextPlan) {
-  Cluster cluster(GetParam(), 3);
-  cluster.Run([](int rank, Engine& engine) {
-    const PlanOptions base = OptionsOf("model", {{DType::kFloat32, 7}, {DType::kFloat32, 8}});
-    struct Change {
-      void (*apply)(PlanOptions*);
-      std::vector<std::string> parts;
-    };
-    const std::vector<Change> changes = {
-        {[](PlanOptions* o) { o->tensors[1].meta = MetaOf(DType::kFloat32, {9}); },
-         {"'p1' float32[9]", "'p1' float32[8]"}},
-        {[](PlanOptions* o) { o->tensors[0].name = "q"; }, {"'q' float32[7]", "'p0' float32[7]"}},
-        {[](PlanOptions* o) { o->tensors.pop_back(); }, {"(nothing)", "'p1' float32[8]"}},
-        {[](PlanOptions* o) { o->codec = "fp16"; }, {"codec=fp16", "codec=none"}},
-        {[](PlanOptions* o) { o->op = ReduceOp::kSum; }, {"op=Sum", "op=Average"}},
-        {[](PlanOptions* o) { o->prescale = 2; }, {"prescale_factor=2", "prescale_factor=1"}},
-        {[](PlanOptions* o) { o->bucket_bytes = 9; }, {"bucket_bytes=9", "bucket_bytes=4096"}},
-    };
-    for (const Change& change : changes) {
-      PlanOptions options = base;
-      if (rank == 1) change.apply(&options);
-      PlanPtr plan;
-      std::vector<std::string> parts = change.parts;
-      parts.insert(parts.end(), {"plan 'model'", "rank 1 sent", "rank 0 sent"});
-      ExpectFails(Register(&engine, options, &plan), StatusCode::kMismatch, parts);
-    }
-    const PlanPtr plan = MustRegister(&engine, base);
-    FillAll(&engine, plan.get(), 1);
-    ExpectOk(engine.FinishStep(plan.get(), Patience()));
-    ExpectAll(*plan, ReduceOp::kAverage, {0, 1, 2}, 1);
-  });
-}
-
-TEST_P(PlanOfThreeTest, MayBeMadeAnewByAllRanksInTheSameStep) {
-  Cluster cluster(GetParam(), 3);
-  cluster.Run([](int, Engine& engine) {
-    for (int generation = 1; generation <= 20; ++generation) {
-      const PlanPtr plan = MustRegister(&engine, OptionsOf("model", {{DType::kFloat32, 5000}}));
-      for (int step = 1; step <= 3; ++step) {
-        FillAll(&engine, plan.get(), generation + step);
-        ExpectOk(engine.FinishStep(plan.get(), Patience()));
-        ExpectAll(*plan, ReduceOp::kAverage, {0, 1, 2}, generation + step);
-      }
-      engine.DropPlan(plan.get());
-    }
-  });
-}
-
-TEST_P(PlanOfThreeTest, MadeAnewByOneRankAloneIsAnErrorThatNamesBothOnEveryRank) {
-  Cluster cluster(GetParam(), 3);
-  std::barrier filled(3);
-  cluster.Run([&filled](int rank, Engine& engine) {
-    PlanOptions options = OptionsOf("model", {{DType::kFloat32, 5000}});
-    const PlanPtr plan = MustRegister(&engine, options);
-    FillAll(&engine, plan.get(), 1);
-    ExpectOk(engine.FinishStep(plan.get(), Patience()));
-    const std::vector<std::string> parts = {"rank 1 registers plan 'model' anew after step 1",
-                                            "is in step 2 of the old one"};
-    if (rank != 1) FillAll(&engine, plan.get(), 2);
-    filled.arrive_and_wait();
-    if (rank == 1) {
-      engine.DropPlan(plan.get());
-      options.tensors.pop_back();
-      PlanPtr other;
-      ExpectFails(Register(&engine, options, &other), StatusCode::kMismatch, parts);
-    } else {
-      ExpectFails(engine.FinishStep(plan.get(), Patience()), StatusCode::kMismatch, parts);
-    }
-  });
-}
-
-TEST_P(PlanOfThreeTest, OfAGroupAveragesOverTheGroup) {
-  Cluster cluster(GetParam(), 3);
-  cluster.Run([](int rank, Engine& engine) {
-    const PlanPtr everyone = MustRegister(&engine, MixedOptions("everyone"));
-    PlanPtr pair;
-    if (rank != 1) {
-      PlanOptions options = MixedOptions("pair");
-      Result<uint32_t> group = engine.AddGroup({0, 2}, Patience());
-      ExpectOk(group.status());
-      options.group = group.value();
-      pair = MustRegister(&engine, options);
-    }
-    for (int step = 1; step <= 3; ++step) {
-      if (pair) FillAll(&engine, pair.get(), 30 + step);
-      FillAll(&engine, everyone.get(), step);
-      if (pair) ExpectOk(engine.FinishStep(pair.get(), Patience()));
-      if (pair) ExpectAll(*pair, ReduceOp::kAverage, {0, 2}, 30 + step);
-      ExpectOk(engine.FinishStep(everyone.get(), Patience()));
-      ExpectAll(*everyone, ReduceOp::kAverage, {0, 1, 2}, step);
-    }
-  });
-}
-
-TEST(PlanWait, OfTheNextBucketDoesNotBeginWithTheLast) {
-  const PlanPtr plan = Plan::Make(OptionsOf("model", {{DType::kFloat32, 3}}), 1).value();
-  Scheduler scheduler;
-  Counters counters;
-  CopyCounter copies;
-  Plan::Exchange exchange;
-  exchange.backend = MakeMeshBackend(nullptr, {{0}, 0}, &copies);
-  plan->BeginExchange(0, std::move(exchange), &scheduler, &counters, [] {});
-  Task<Status> run = plan->Run();
-  for (int step = 0; step < 2; ++step) {
-    EXPECT_EQ(plan->waiting_since(), kForever);
-    bool published = false;
-    ExpectOk(plan->MakeReady(0, &published));
-    EXPECT_TRUE(plan->exchanging());
-    // Nobody has taken it up: it cannot have waited for anyone.
-    EXPECT_EQ(plan->waiting_since(), kForever) << "step " << step;
-    scheduler.Poll();
-    EXPECT_TRUE(plan->BeginFinish().value());
-    EXPECT_TRUE(plan->StepDone());
-    ExpectOk(plan->EndFinish());
-  }
-  scheduler.Fail(Status(StatusCode::kAborted, "end of the test"));
-}
-
-TEST(PlanOptions, ThatNoRankCanUseAreRefusedAtOnce) {
-  const auto refuse = [](auto change, const std::vector<std::string>& parts) {
-    PlanOptions options = OptionsOf("model", {{DType::kFloat32, 7}});
-    change(&options);
-    ExpectFails(Plan::Make(options, 2).status(), StatusCode::kInvalidArgument, parts);
-  };
-  refuse([](PlanOptions* o) { o->op = ReduceOp::kMax; }, {"plan 'model'", "Max"});
-  refuse([](PlanOptions* o) { o->codec = "zip"; }, {"plan 'model'", "zip", "fp16"});
-  refuse([](PlanOptions* o) { o->prescale = NAN; }, {"prescale nan"});
-  refuse([](PlanOptions* o) { o->postscale = INFINITY; }, {"postscale inf"});
-  refuse([](PlanOptions* o) { o->bucket_of = {1, 2}; }, {"plan 'model'", "bucket_of"});
-  refuse([](PlanOptions* o) { o->tensors[0].meta.dtype = DType::kBool; }, {"'p0'", "bool[7]"});
 }
 
 }  // namespace
