@@ -3,7 +3,7 @@
 # make test    everything that CI runs
 # make lint, cpp-test, sanitize, python-test, bench, clean: parts of it
 #
-# Needs Python 3.10 or newer with venv and headers, g++ and make; the rest comes from PyPI. The C++
+# Needs Python 3.11 or newer with venv and headers, g++ and make; the rest comes from PyPI. The C++
 # tests need GoogleTest too (Debian: libgtest-dev) and are left out without it.
 
 PYTHON ?= python3
@@ -31,8 +31,8 @@ SOURCES := CMakeLists.txt setup.py pyproject.toml bagua_ext/__init__.py \
 venv: $(VENV)/installed
 
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null || \
-	  { echo "$(PYTHON) is missing or older than 3.10. Set PYTHON=... (Debian: apt-get install python3)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || \
+	  { echo "$(PYTHON) is missing or older than 3.11. Set PYTHON=... (Debian: apt-get install python3)"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2> /dev/null || \
 	  { echo "$(PYTHON) cannot make virtual environments (Debian: apt-get install python3-venv)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)

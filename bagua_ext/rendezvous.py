@@ -92,7 +92,7 @@ def _agent_store(info: LaunchInfo) -> Any:
 
 
 def _wait_for_key(agent: Any, info: LaunchInfo) -> str:
-    limit = float(os.environ.get("BAGUA_START_TIMEOUT_SECONDS", "120"))
+    limit = float(os.environ.get("BAGUA_START_TIMEOUT_SECONDS") or 120)
     end = time.monotonic() + limit
     while True:
         try:

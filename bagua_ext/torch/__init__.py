@@ -86,6 +86,26 @@ for _function in (local_size, cross_rank, cross_size, is_homogeneous):
     keep_out(_function)
 
 
+_NOT_YET = {
+    "ProcessSet": "process sets",
+    "SyncBatchNorm": "synchronised batch normalisation",
+    "add_process_set": "process sets",
+    "elastic": "elastic training",
+    "join": "joining with uneven data",
+    "remove_process_set": "process sets",
+    "sparse_allreduce_async": "sparse allreduce (sparse_as_dense=True is)",
+    "start_timeline": "the timeline",
+    "stop_timeline": "the timeline",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Says of names that Horovod has that they are not there yet."""
+    if name in _NOT_YET:
+        raise AttributeError(f"bagua_ext.torch.{name}: {_NOT_YET[name]} is not there yet")
+    raise AttributeError(f"module 'bagua_ext.torch' has no attribute '{name}'")
+
+
 def init(ranks: object = None, process_sets: object = None) -> None:
     """Meets the other ranks; see ``bagua_ext.basics.init``."""
     basics.init(ranks, process_sets, framework="torch")

@@ -36,7 +36,8 @@ def load_operations() -> None:
     if not path.exists():
         raise ImportError(
             f"bagua_ext was built without PyTorch ({path} is missing). "
-            "Reinstall it beside PyTorch: pip install --force-reinstall --no-deps bagua_ext"
+            "Reinstall it beside PyTorch, from its sources: pip install --force-reinstall "
+            "--no-deps . ; or, if this is the source folder itself, run the script elsewhere."
         )
     try:
         torch.ops.load_library(str(path))

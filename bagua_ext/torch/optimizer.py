@@ -47,7 +47,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         groups: lists of parameters that share a bucket, or a number as ``num_groups``.
         sparse_as_dense: make sparse gradients dense; otherwise they are an error.
         process_set: only global_process_set yet.
-        algorithm: None (averages gradients); nothing else is there yet.
+        algorithm: None (reduces gradients by ``op``); nothing else is there yet.
         bucket_bytes: largest bucket in bytes; None: BAGUA_BUCKET_BYTES or 10 MiB.
         flatten: let gradients be views of the buckets.
 
@@ -337,7 +337,7 @@ def _reduction(op: ReduceOp, factor: float, compression: type[Compressor]) -> Re
 
 def _checked_bucket_bytes(bucket_bytes: int | None) -> int:
     if bucket_bytes is None:
-        return int(os.environ.get("BAGUA_BUCKET_BYTES", _DEFAULT_BUCKET_BYTES))
+        return int(os.environ.get("BAGUA_BUCKET_BYTES") or _DEFAULT_BUCKET_BYTES)
     if bucket_bytes <= 0:
         raise ValueError(f"bucket_bytes is {bucket_bytes}, expected more than 0")
     return bucket_bytes

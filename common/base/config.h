@@ -1,5 +1,5 @@
-// Every knob: variable, meaning, unit, default, cost of both extremes. The one place that reads the
-// environment is Config::FromEnvironment.
+// Every knob of the core: variable, meaning, unit, default, cost of both extremes. The one place in
+// C++ that reads the environment is Config::FromEnvironment.
 #ifndef BAGUA_COMMON_BASE_CONFIG_H_
 #define BAGUA_COMMON_BASE_CONFIG_H_
 

@@ -51,10 +51,12 @@ Status CheckOptions(const PlanOptions& options) {
     return Status(StatusCode::kInvalidArgument,
                   StrCat("plan '", options.name, "': op ", Name(options.op),
                          " is not supported; use Average or Sum"));
-  if (!std::isfinite(options.prescale) || !std::isfinite(options.postscale))
+  // A factor of 0 would also wipe out which tensors were used.
+  const double factor = options.prescale * options.postscale;
+  if (!std::isfinite(options.prescale) || !std::isfinite(options.postscale) || factor == 0)
     return Status(StatusCode::kInvalidArgument,
                   StrCat("plan '", options.name, "': prescale ", options.prescale,
-                         " and postscale ", options.postscale, " must be finite"));
+                         " and postscale ", options.postscale, " must be finite and not 0"));
   return {};
 }
 

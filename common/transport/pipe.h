@@ -1,5 +1,5 @@
 // One direction-pair of ordered bytes to one peer, without blocking: a socket (tcp_pipe), a ring in
-// shared memory (shm_pipe), or a ring in this process's memory (loopback_pipe).
+// shared memory (ring_pipe), or a ring in this process's memory (loopback).
 #ifndef BAGUA_COMMON_TRANSPORT_PIPE_H_
 #define BAGUA_COMMON_TRANSPORT_PIPE_H_
 

@@ -184,6 +184,9 @@ TEST(PlanOptions, ThatNoRankCanUseAreRefusedAtOnce) {
   refuse([](PlanOptions* o) { o->codec = "zip"; }, {"plan 'model'", "zip", "fp16"});
   refuse([](PlanOptions* o) { o->prescale = NAN; }, {"prescale nan"});
   refuse([](PlanOptions* o) { o->postscale = INFINITY; }, {"postscale inf"});
+  refuse([](PlanOptions* o) { o->postscale = 0; }, {"postscale 0", "not 0"});
+  refuse([](PlanOptions* o) { o->tensors[0].meta.shape.dims[0] = int64_t{1} << 55; },
+         {"'p0'", "larger than memory"});
   refuse([](PlanOptions* o) { o->bucket_of = {1, 2}; }, {"plan 'model'", "bucket_of"});
   refuse([](PlanOptions* o) { o->tensors[0].meta.dtype = DType::kBool; }, {"'p0'", "bool[7]"});
 }

@@ -56,6 +56,17 @@ import bagua_ext.torch
     assert "ImportError" in result.stderr and "pip install torch" in result.stderr
 
 
+@pytest.mark.parametrize("name", ("ProcessSet", "join", "start_timeline"))
+def test_names_of_horovod_that_are_missing_say_so(name: str) -> None:
+    import bagua_ext.torch as bagua
+
+    assert not hasattr(bagua, name)
+    with pytest.raises(AttributeError, match=f"{name}.*not there yet"):
+        getattr(bagua, name)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        getattr(bagua, "nonsense")  # noqa: B009
+
+
 def test_fixed_folders_hold_no_package() -> None:
     for folder in ("torch", "tensorflow", "tests/torch", "tests/tensorflow"):
         assert not (ROOT / folder / "__init__.py").exists()
