@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -127,7 +128,7 @@ for _ in range(3):
 def _environment(tmp_path: Path, **variables: str) -> dict[str, str]:
     names = (*TORCH, "OMP_NUM_THREADS")
     kept = {name: value for name, value in os.environ.items() if name not in names}
-    return {**kept, "OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(tmp_path), **variables}
+    return {**kept, "OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(tmp_path / "config"), **variables}
 
 
 def test_torchrun_starts_a_job(tmp_path: Path) -> None:
@@ -148,7 +149,8 @@ def test_torchrun_starts_a_job(tmp_path: Path) -> None:
 
 
 def _free_port_pair() -> int:
-    for port in range(21000, 32000, 7):
+    # In an order of its own, so that runs side by side rarely meet.
+    for port in random.sample(range(21000, 32000, 2), 100):
         with socket.socket() as first, socket.socket() as second:
             try:
                 first.bind(("127.0.0.1", port))
