@@ -25,7 +25,7 @@ def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     kept = {k: v for k, v in os.environ.items() if k not in OUTER and not k.startswith("BAGUA_")}
     return subprocess.run(
         [sys.executable, "-m", "bagua_ext.bench", *arguments],
-        env={**kept, "XDG_CONFIG_HOME": str(folder)},
+        env={**kept, "XDG_CONFIG_HOME": str(folder / "config")},
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -42,7 +42,7 @@ def run_example(folder: Path, launcher: str, script: str, *arguments: str) -> Le
     kept = {k: v for k, v in os.environ.items() if k not in OUTER and not k.startswith("BAGUA_")}
     job = subprocess.run(
         [*command, "--json", str(curve)],
-        env={**kept, "OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(folder)},
+        env={**kept, "OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(folder / "config")},
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

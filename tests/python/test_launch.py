@@ -128,7 +128,8 @@ for _ in range(3):
 def _environment(tmp_path: Path, **variables: str) -> dict[str, str]:
     names = (*TORCH, "OMP_NUM_THREADS")
     kept = {name: value for name, value in os.environ.items() if name not in names}
-    return {**kept, "OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(tmp_path / "config"), **variables}
+    home = str(tmp_path / "config")
+    return {**kept, "OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": home, **variables}
 
 
 def test_torchrun_starts_a_job(tmp_path: Path) -> None:
