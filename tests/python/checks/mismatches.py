@@ -53,6 +53,24 @@ def check_reductions_and_factors() -> None:
     job_is_usable()
 
 
+def check_backwards_per_step() -> None:
+    model = torch.nn.Linear(4, 1, bias=False)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        named_parameters=model.named_parameters(),
+        backward_passes_per_step=2 if odd() else 1,
+    )
+
+    def step() -> None:
+        for _ in range(2):
+            model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+    parts = ("backward_passes_per_step=2", "backward_passes_per_step=1", "rank 1", "rank 0")
+    raised(hvd.MismatchError, step, *parts)
+    job_is_usable()
+
+
 def check_operations() -> None:
     form = hvd.allgather if odd() else hvd.allreduce
     call = lambda: form(torch.ones(3), name="differs")  # noqa: E731
