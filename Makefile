@@ -12,6 +12,8 @@ RANKS ?= 2
 BENCH ?= allreduce
 BENCH_FLAGS ?= -np $(RANKS)
 
+# The last line of a test run is pytest's.
+MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 VENV := .venv
