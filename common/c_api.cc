@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "common/base/config.h"
-#include "common/c_convert.h"
+#include "common/c_api/convert.h"
 #include "common/runtime/counter_list.h"
 #include "common/runtime/session.h"
 #include "common/transport/bootstrap.h"

@@ -70,7 +70,7 @@ class Violation:
 
 
 def layer_of(path: str) -> str:
-    """The folder below common/; the files directly in it are the border."""
+    """The folder below common/; the files directly in it belong to the border."""
     parts = path.split("/")
     return parts[1] if len(parts) > 2 else "c_api"
 

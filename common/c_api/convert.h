@@ -1,6 +1,6 @@
 // From the structs of c_api.h to the core's own.
-#ifndef BAGUA_COMMON_C_CONVERT_H_
-#define BAGUA_COMMON_C_CONVERT_H_
+#ifndef BAGUA_COMMON_C_API_CONVERT_H_
+#define BAGUA_COMMON_C_API_CONVERT_H_
 
 #include "common/base/status.h"
 #include "common/c_api.h"
@@ -18,4 +18,4 @@ Result<BootstrapOptions> ToBootstrapOptions(const bagua_init_options_t* options)
 
 }  // namespace bagua
 
-#endif  // BAGUA_COMMON_C_CONVERT_H_
+#endif  // BAGUA_COMMON_C_API_CONVERT_H_

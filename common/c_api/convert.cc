@@ -1,4 +1,4 @@
-#include "common/c_convert.h"
+#include "common/c_api/convert.h"
 
 #include <unistd.h>
 
