@@ -86,6 +86,11 @@ class EventLoop {
     return action();
   }
 
+  // The background thread sleeps until something wakes it, however long that takes.
+  bool asleep() const {
+    return state_.load(std::memory_order_seq_cst) == ThreadState::kWatching &&
+           next_deadline_.load(std::memory_order_seq_cst) == kForever;
+  }
   // How often the background thread woke.
   int64_t wakeups() const { return wakeups_.load(std::memory_order_relaxed); }
   // In a forked child: closes the descriptor; takes no lock. The loop must not be used afterwards.

@@ -184,14 +184,17 @@ TEST_P(EventLoopTest, SleepsWhileThereIsNothingToDo) {
   Jobs::Job job;
   jobs.Give(&job);
   EXPECT_TRUE(jobs.loop().WaitUntil([&] { return job.done.load(); }, Patience()));
-  // It comes back some times after activity; then wake-ups end. That nothing happens shows in time
-  // alone.
+  // It comes back some times after activity, then sleeps without limit.
   const Deadline end = Patience();
-  int64_t before = -1;
-  while (before != jobs.loop().wakeups() && Clock::now() < end) {
-    before = jobs.loop().wakeups();
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
+  while (!jobs.loop().asleep() && Clock::now() < end) std::this_thread::yield();
+  ASSERT_TRUE(jobs.loop().asleep());
+  const int64_t before = jobs.loop().wakeups();
+  // Meanwhile another loop's work becomes due, after the time of many rests.
+  Jobs others(spin());
+  others.loop().AsDriver([&] { others.Postpone(After(10 * EventLoop::kRest)); });
+  others.loop().Notify();
+  EXPECT_TRUE(others.loop().WaitUntil([&] { return others.due(); }, Patience()));
+  EXPECT_TRUE(jobs.loop().asleep());
   EXPECT_EQ(jobs.loop().wakeups(), before);
 }
 

@@ -19,6 +19,7 @@ import json
 import os
 import runpy
 import secrets
+import select
 import signal
 import sys
 import tempfile
@@ -34,8 +35,6 @@ import torch._dynamo  # torch's optimizers import it; the forks need not
 import bagua_ext.torch  # noqa: F401
 from bagua_ext.runner.processes import become_subreaper, descendants, die_with_parent
 from bagua_ext.runner.store import CoreStore
-
-_POLL_SECONDS = 0.005
 
 Job = dict[str, Any]
 
@@ -120,15 +119,20 @@ def why(code: int) -> str:
 def watch(ranks: list[Rank], store: Store, seconds: float) -> None:
     """Waits until all ranks ended, at most ``seconds``, and ends those that have not."""
     end = time.monotonic() + seconds
-    while any(rank.code is None for rank in ranks) and time.monotonic() < end:
-        for number, rank in enumerate(ranks):
-            if rank.code is not None:
-                continue
-            pid, status = os.waitpid(rank.pid, os.WNOHANG)
-            if pid:
-                rank.code = os.waitstatus_to_exitcode(status)
-                store.report_lost(number, why(rank.code))
-        time.sleep(_POLL_SECONDS)
+    running = {os.pidfd_open(rank.pid): number for number, rank in enumerate(ranks)}
+    waiter = select.poll()
+    for descriptor in running:
+        waiter.register(descriptor, select.POLLIN)
+    while running and (left := end - time.monotonic()) > 0:
+        for descriptor, _ in waiter.poll(1000 * left):
+            number = running.pop(descriptor)
+            rank = ranks[number]
+            rank.code = os.waitstatus_to_exitcode(os.waitpid(rank.pid, 0)[1])
+            store.report_lost(number, why(rank.code))
+            waiter.unregister(descriptor)
+            os.close(descriptor)
+    for descriptor in running:
+        os.close(descriptor)
     store.stop()
     for pid in descendants(os.getpid()):
         os.kill(pid, signal.SIGKILL)
