@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,19 @@ enum class Fabric { kLoopback, kShm, kTcp };
 inline const char* Name(Fabric fabric) {
   constexpr const char* kNames[] = {"loopback", "shm", "tcp"};
   return kNames[static_cast<int>(fabric)];
+}
+
+// The parameters of tests that run over every fabric, alone or for several numbers of ranks, and
+// the names of such tests.
+inline auto EveryFabric() {
+  return testing::Values(Fabric::kLoopback, Fabric::kShm, Fabric::kTcp);
+}
+inline std::string NameOfFabric(const testing::TestParamInfo<Fabric>& info) {
+  return Name(info.param);
+}
+using FabricAndSize = std::tuple<Fabric, int>;
+inline std::string NameOfFabricAndSize(const testing::TestParamInfo<FabricAndSize>& info) {
+  return StrCat(Name(std::get<0>(info.param)), "_", std::get<1>(info.param));
 }
 
 // Whatever a test waits for comes well before; what does not is a failure of the test.

@@ -83,10 +83,7 @@ std::string NameOf(const testing::TestParamInfo<std::tuple<Fabric, int>>& info) 
 }
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, FailureTest,
-                         testing::Combine(testing::Values(Fabric::kLoopback, Fabric::kShm,
-                                                          Fabric::kTcp),
-                                          testing::Values(0, 1)),
-                         NameOf);
+                         testing::Combine(EveryFabric(), testing::Values(0, 1)), NameOf);
 
 TEST_P(FailureTest, ARankThatLeavesFailsWhatWaitsForIt) {
   Cluster cluster(fabric(), kSize);

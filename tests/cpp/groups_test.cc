@@ -14,9 +14,7 @@ namespace {
 
 class GroupsTest : public testing::TestWithParam<Fabric> {};
 
-INSTANTIATE_TEST_SUITE_P(Fabrics, GroupsTest,
-                         testing::Values(Fabric::kLoopback, Fabric::kShm, Fabric::kTcp),
-                         [](const auto& info) { return Name(info.param); });
+INSTANTIATE_TEST_SUITE_P(Fabrics, GroupsTest, EveryFabric(), NameOfFabric);
 
 uint32_t Add(Engine* engine, const std::vector<int>& ranks) {
   Result<uint32_t> group = engine->AddGroup(ranks, Patience());

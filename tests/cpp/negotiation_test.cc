@@ -46,8 +46,7 @@ int64_t Cached(const Engine& engine) {
   return engine.counters().negotiated_cached;
 }
 
-using Param = std::tuple<Fabric, int>;
-class NegotiationTest : public testing::TestWithParam<Param> {
+class NegotiationTest : public testing::TestWithParam<FabricAndSize> {
  protected:
   Fabric fabric() const { return std::get<0>(GetParam()); }
   int size() const { return std::get<1>(GetParam()); }
@@ -147,13 +146,8 @@ TEST_P(NegotiationTest, ANameMayMeanSomethingElseNextTime) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, NegotiationTest,
-                         testing::Combine(testing::Values(Fabric::kLoopback, Fabric::kShm,
-                                                          Fabric::kTcp),
-                                          testing::Values(1, 2, 3, 4)),
-                         [](const testing::TestParamInfo<Param>& info) {
-                           return StrCat(Name(std::get<0>(info.param)), "_",
-                                         std::get<1>(info.param));
-                         });
+                         testing::Combine(EveryFabric(), testing::Values(1, 2, 3, 4)),
+                         NameOfFabricAndSize);
 
 TEST(Fusion, SmallAllreducesThatWaitTogetherShareACollective) {
   Cluster cluster(Fabric::kLoopback, 2);

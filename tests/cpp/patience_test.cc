@@ -26,9 +26,7 @@ Config Limits(double warning, double timeout) {
 }
 
 class PatienceTest : public testing::TestWithParam<Fabric> {};
-INSTANTIATE_TEST_SUITE_P(Fabrics, PatienceTest,
-                         testing::Values(Fabric::kLoopback, Fabric::kShm, Fabric::kTcp),
-                         [](const auto& info) { return Name(info.param); });
+INSTANTIATE_TEST_SUITE_P(Fabrics, PatienceTest, EveryFabric(), NameOfFabric);
 
 TEST_P(PatienceTest, TimesOutWhenOneRankNeverSubmitsAndTheJobGoesOn) {
   Cluster cluster(GetParam(), 3, Limits(0, kSanitized ? 2 : 0.5));

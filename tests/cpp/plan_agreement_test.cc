@@ -15,9 +15,7 @@ namespace bagua {
 namespace {
 
 class PlanOfThreeTest : public testing::TestWithParam<Fabric> {};
-INSTANTIATE_TEST_SUITE_P(Fabrics, PlanOfThreeTest,
-                         testing::Values(Fabric::kLoopback, Fabric::kShm, Fabric::kTcp),
-                         [](const auto& info) { return Name(info.param); });
+INSTANTIATE_TEST_SUITE_P(Fabrics, PlanOfThreeTest, EveryFabric(), NameOfFabric);
 
 TEST_P(PlanOfThreeTest, RefusesATensorThatIsReadyAlreadyOrIsNone) {
   Cluster cluster(GetParam(), 3);

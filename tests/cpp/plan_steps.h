@@ -21,7 +21,7 @@ namespace bagua {
 using PlanPtr = std::shared_ptr<Plan>;
 
 inline PlanOptions OptionsOf(const std::string& name,
-                      const std::vector<std::pair<DType, int64_t>>& tensors) {
+                             const std::vector<std::pair<DType, int64_t>>& tensors) {
   PlanOptions options;
   options.name = name;
   options.bucket_bytes = 4096;

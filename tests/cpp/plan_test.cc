@@ -19,8 +19,7 @@
 namespace bagua {
 namespace {
 
-using Param = std::tuple<Fabric, int>;
-class PlanTest : public testing::TestWithParam<Param> {
+class PlanTest : public testing::TestWithParam<FabricAndSize> {
  protected:
   PlanTest() : cluster_(std::get<0>(GetParam()), std::get<1>(GetParam())) {}
   std::vector<int> ranks() const { return RanksUpTo(cluster_.size()); }
@@ -28,13 +27,8 @@ class PlanTest : public testing::TestWithParam<Param> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Ranks, PlanTest,
-                         testing::Combine(testing::Values(Fabric::kLoopback, Fabric::kShm,
-                                                          Fabric::kTcp),
-                                          testing::Values(1, 2, 3, 4)),
-                         [](const testing::TestParamInfo<Param>& info) {
-                           return StrCat(Name(std::get<0>(info.param)), "_",
-                                         std::get<1>(info.param));
-                         });
+                         testing::Combine(EveryFabric(), testing::Values(1, 2, 3, 4)),
+                         NameOfFabricAndSize);
 
 TEST_P(PlanTest, AveragesEveryTensorInEveryStep) {
   cluster_.Run([this](int, Engine& engine) {
