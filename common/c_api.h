@@ -103,8 +103,7 @@ BAGUA_EXPORT int bagua_is_homogeneous(void);
 BAGUA_EXPORT const char* bagua_last_error(void);
 BAGUA_EXPORT const char* bagua_version(void);
 
-// ---- Rendezvous store, for launchers and for rank 0 where none serves one
-// -------------------------
+// ---- Rendezvous store, for launchers and for rank 0 where none serves one -----------------------
 
 typedef struct bagua_store bagua_store_t;
 // Serves a store for `size` ranks on a thread of its own. `host` "127.0.0.1" keeps it on loopback.
@@ -117,8 +116,7 @@ BAGUA_EXPORT int bagua_store_start(const char* host, int32_t* port, int32_t size
 BAGUA_EXPORT int bagua_store_report_lost(bagua_store_t* store, int32_t rank, const char* why);
 BAGUA_EXPORT void bagua_store_stop(bagua_store_t* store);
 
-// ---- Operations
-// -----------------------------------------------------------------------------------
+// ---- Operations ---------------------------------------------------------------------------------
 
 typedef struct bagua_tensor {
   void* data;  // contiguous, row-major; may be NULL when it holds no element
@@ -181,8 +179,7 @@ BAGUA_EXPORT int bagua_result_data(uint64_t handle, int32_t index, void** data);
 // Forgets a handle; the operation itself goes on if it has not ended.
 BAGUA_EXPORT int bagua_release(uint64_t handle);
 
-// ---- Registered plans: a training step's buckets, agreed once
-// --------------------------------------
+// ---- Registered plans: a training step's buckets, agreed once -----------------------------------
 //
 // Tensors are cut into buckets in the order given: one dtype a bucket, closed when the next tensor
 // would pass bucket_bytes. A bucket's tensors lie one after another in one flat memory that the
@@ -243,8 +240,7 @@ BAGUA_EXPORT int bagua_plan_overlap(uint64_t plan, int64_t* overlapped_bytes, in
 // Drops a plan on this rank. Buckets in flight are ended first.
 BAGUA_EXPORT int bagua_plan_drop(uint64_t plan);
 
-// ---- Counters
-// --------------------------------------------------------------------------------------
+// ---- Counters -----------------------------------------------------------------------------------
 
 // Fills up to `capacity` names (static strings) and values; returns how many there are.
 BAGUA_EXPORT int bagua_counters(const char** names, int64_t* values, int32_t capacity);

@@ -173,8 +173,7 @@ struct Submission {
   }
 };
 
-// ---- Functional
-// -------------------------------------------------------------------------------------
+// ---- Functional ---------------------------------------------------------------------------------
 
 // Waits for `handle` and releases it.
 void Finish(uint64_t handle, std::vector<int64_t>* received_splits = nullptr) {
@@ -249,8 +248,7 @@ std::tuple<Tensor, Tensor> Alltoall(const Tensor& input, const Tensor& splits, s
   return {submission.outputs[0], rows};
 }
 
-// ---- Started, taken later
-// ---------------------------------------------------------------------------
+// ---- Started, taken later -----------------------------------------------------------------------
 
 // Submissions by handle until they are taken. A dropped one that still runs is kept until a later
 // call finds that it ended: its memory must not go away under the core, and a tensor that belongs

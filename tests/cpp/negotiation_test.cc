@@ -183,8 +183,7 @@ TEST(Fusion, IsOffWhenNoBytesAreAllowed) {
   });
 }
 
-// ---- What does not fit together
-// ------------------------------------------------------------------
+// ---- What does not fit together -----------------------------------------------------------------
 
 struct Misfit {
   const char* what;
