@@ -157,7 +157,8 @@ void Negotiator::ApplyAgreement(Agreement agreement, AgreedUnit* unit) {
   if (node.empty()) {
     // Failed before this rank submitted it, or while it gave up by itself. Numbers are not used
     // twice: an unnamed one still has to end when it comes.
-    if (agreement.sequence != 0) failed_early_[agreement.sequence] = agreement.error;
+    if (agreement.sequence != 0 && !agreement.error.ok())
+      failed_early_[agreement.sequence] = agreement.error;
     return;
   }
   const OperationPtr operation = std::move(node.mapped().operation);
