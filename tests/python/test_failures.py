@@ -126,3 +126,13 @@ def test_the_launcher_ends_a_job_that_lost_a_rank(
 @pytest.mark.parametrize("ranks", (2, 3))
 def test_a_signal_ends_a_wait_and_the_job_goes_on(run_ranks: RunRanks, ranks: int) -> None:
     run_ranks("interrupts.py", ranks)
+
+
+def test_the_launcher_ends_with_the_code_of_the_rank_that_left_first(
+    launch_ranks: LaunchRanks, tmp_path: Path
+) -> None:
+    """Its process outlives those of the others, which print nothing themselves."""
+    moment = str(tmp_path / "moment")
+    job = launch_ranks("failures.py", 3, "slowly", ok=False, BAGUA_TEST_MOMENT=moment)
+    assert job.returncode == 5, job.stdout
+    assert "rank 2 exited with code 5" in job.stdout

@@ -166,6 +166,24 @@ def load_with_workers(doomed: bool, how: str) -> None:
         hvd.allreduce_(batch, name="batch")
 
 
+def leave_slowly(doomed: bool) -> None:
+    """The doomed rank leaves first and ends last; the others end without a word of why."""
+    others = [pid for pid in hvd.allgather_object(os.getpid()) if pid != os.getpid()]
+    if not doomed:
+        try:
+            hvd.allreduce(torch.ones(2), name="waits")
+        except hvd.PeerLostError:
+            sys.exit(1)
+    waiter = select.poll()
+    for pid in others:
+        waiter.register(os.pidfd_open(pid), select.POLLIN)
+    hvd.shutdown()
+    for _ in others:
+        descriptor = waiter.poll()[0][0]
+        waiter.unregister(descriptor)
+    sys.exit(5)
+
+
 def start(place: str, how: str) -> None:
     """The doomed rank ends before init, or while it waits in init for rank 0."""
     doomed = int(os.environ["BAGUA_RANK"]) == int(os.environ["BAGUA_SIZE"]) - 1
@@ -189,6 +207,8 @@ def run(place: str, how: str) -> None:
         train(doomed, how, place)
     elif place == "workers":
         load_with_workers(doomed, how)
+    elif place == "slowly":
+        leave_slowly(doomed)
     elif place == "alone":
         if doomed:
             end(how)
