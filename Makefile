@@ -49,7 +49,7 @@ $(VENV)/installed: $(VENV)/requirements $(SOURCES)
 	  { echo "Python.h is missing (Debian: apt-get install python3-dev)"; exit 1; }
 	@command -v "$${CXX:-c++}" > /dev/null || \
 	  { echo "a C++ compiler is missing (Debian: apt-get install g++)"; exit 1; }
-	BAGUA_WITH_TORCH=1 $(BIN)/python -m pip install --no-build-isolation -e .
+	BAGUA_WITH_TORCH=1 BAGUA_WITH_TENSORFLOW=1 $(BIN)/python -m pip install --no-build-isolation -e .
 	touch $@
 
 demo: venv

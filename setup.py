@@ -1,10 +1,10 @@
 """Builds the C++ parts with CMake and puts them into the package; the rest is in pyproject.toml.
 
-Variables:
-    BAGUA_PYTHON        interpreter whose torch the operations are built for, if the one that runs
-                        this file does not see it (uv's isolated builds)
-    BAGUA_WITH_TORCH    1: fail if no usable torch is found; without it the core is built alone
-    BAGUA_WITHOUT_TORCH 1: do not look for torch
+Variables, with TORCH or TENSORFLOW for FRAMEWORK:
+    BAGUA_PYTHON              interpreter whose frameworks the operations are built for, if the one
+                              that runs this file does not see them (uv's isolated builds)
+    BAGUA_WITH_FRAMEWORK      1: fail if none that is usable is found; the core needs none
+    BAGUA_WITHOUT_FRAMEWORK   1: do not look for it
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from setuptools.errors import SetupError
 ROOT = Path(__file__).resolve().parent
 PACKAGE = "bagua_ext"
 LIBRARIES = ("_core*.so", "lib*.so")
+FRAMEWORKS = ("torch", "tensorflow")
+PLACE = ("folder", "version")
 # What pip's isolation sets to hide packages from the interpreter that it runs.
 ISOLATION = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE")
 
@@ -40,25 +42,28 @@ def flag(name: str) -> bool:
     return value == "1"
 
 
-def find_torch() -> dict[str, str]:
-    """The outer interpreter's torch ("folder", "version"), or the "reason" why there is none."""
-    wanted = flag("BAGUA_WITH_TORCH")
-    if flag("BAGUA_WITHOUT_TORCH"):
+def find(framework: str) -> dict[str, str]:
+    """The outer interpreter's framework ("folder", "version"), or the "reason" for none."""
+    upper = framework.upper()
+    wanted = flag(f"BAGUA_WITH_{upper}")
+    if flag(f"BAGUA_WITHOUT_{upper}"):
         if wanted:
-            raise SetupError("BAGUA_WITH_TORCH=1 and BAGUA_WITHOUT_TORCH=1 are both set: unset one")
-        return {"reason": "BAGUA_WITHOUT_TORCH is set"}
+            raise SetupError(
+                f"BAGUA_WITH_{upper}=1 and BAGUA_WITHOUT_{upper}=1 are both set: unset one"
+            )
+        return {"reason": f"BAGUA_WITHOUT_{upper} is set"}
     python = os.environ.get("BAGUA_PYTHON") or sys.executable
-    found = probe(python)
+    found = probe(python, framework)
     if wanted and "folder" not in found:
         raise SetupError(
-            f"BAGUA_WITH_TORCH=1, but for {python}: {found['reason']}. Install torch there, "
-            "or name the interpreter that has it with BAGUA_PYTHON"
+            f"BAGUA_WITH_{upper}=1, but for {python}: {found['reason']}. Install {framework} "
+            "there, or name the interpreter that has it with BAGUA_PYTHON"
         )
     return found
 
 
-def probe(python: str) -> dict[str, str]:
-    script = (ROOT / "cmake" / "probe_torch.py").read_text()
+def probe(python: str, framework: str) -> dict[str, str]:
+    script = (ROOT / "cmake" / f"probe_{framework}.py").read_text()
     try:
         answer = subprocess.run(
             [python, "-c", script],
@@ -71,11 +76,11 @@ def probe(python: str) -> dict[str, str]:
         return json.loads(answer.stdout)
     except OSError as error:
         raise SetupError(
-            f"cannot run {python} to look for torch: {error}. Correct BAGUA_PYTHON"
+            f"cannot run {python} to look for {framework}: {error}. Correct BAGUA_PYTHON"
         ) from error
     except (subprocess.CalledProcessError, json.JSONDecodeError) as error:
         said = getattr(error, "stderr", "") or str(error)
-        raise SetupError(f"{python} failed to look for torch: {said.strip()}") from error
+        raise SetupError(f"{python} failed to look for {framework}: {said.strip()}") from error
 
 
 def program(module: str, name: str, folder_attribute: str) -> str | None:
@@ -91,7 +96,7 @@ def program(module: str, name: str, folder_attribute: str) -> str | None:
 
 
 def delete_built_libraries(*folders: Path) -> None:
-    """Libraries of an earlier build may fit another torch, or be of a part that is off now."""
+    """Libraries of an earlier build may fit another framework, or be of a part that is off now."""
     for folder in folders:
         for pattern in LIBRARIES:
             for path in folder.rglob(pattern):
@@ -108,31 +113,34 @@ class BuildLibraries(build_ext):
         super().run()
 
     def build_extension(self, ext: Extension) -> None:
-        torch = find_torch()
-        if "folder" in torch:
-            print(f"bagua_ext: with PyTorch's operations for torch {torch['version']}")
-        else:
-            print(f"bagua_ext: without PyTorch's operations: {torch['reason']}")
-        self.run_cmake(torch.get("folder", ""))
+        found = {framework: find(framework) for framework in FRAMEWORKS}
+        for framework, place in found.items():
+            if "folder" in place:
+                print(f"bagua_ext: with operations for {framework} {place['version']}")
+            else:
+                print(f"bagua_ext: without operations for {framework}: {place['reason']}")
+        self.run_cmake(found)
 
-    def run_cmake(self, torch_folder: str) -> None:
+    def run_cmake(self, found: dict[str, dict[str, str]]) -> None:
         cmake = program("cmake", "cmake", "CMAKE_BIN_DIR")
         if cmake is None:
             raise SetupError("CMake is missing: pip install cmake")
         ninja = program("ninja", "ninja", "BIN_DIR")
-        build = ROOT / "build" / f"cmake-{build_key(torch_folder, ninja is not None)}"
+        build = ROOT / "build" / f"cmake-{build_key(found, ninja is not None)}"
         # Every option is given each time: the cache keeps those of an earlier configuration.
         options = {
             "CMAKE_BUILD_TYPE": "Release",
             "Python3_EXECUTABLE": sys.executable,
             "BAGUA_PYTHONPATH": folder_of("cffi"),
             "BAGUA_WITH_PYTHON": "ON",
-            "BAGUA_WITH_TORCH": "ON" if torch_folder else "OFF",
-            "BAGUA_TORCH_DIR": torch_folder,
             "BAGUA_SANITIZE": "",
             "BAGUA_WERROR": "OFF",
             "BAGUA_BUILD_TESTS": "OFF",
+            "BAGUA_TENSORFLOW_VERSION": found["tensorflow"].get("version", ""),
         }
+        for framework, place in found.items():
+            options[f"BAGUA_WITH_{framework.upper()}"] = "ON" if "folder" in place else "OFF"
+            options[f"BAGUA_{framework.upper()}_DIR"] = place.get("folder", "")
         generator = "Unix Makefiles"
         if ninja is not None:
             generator = "Ninja"
@@ -161,10 +169,10 @@ class BuildLibraries(build_ext):
         return {str(path): str(Path(PACKAGE) / path.name) for path in self.built_libraries()}
 
 
-def build_key(torch_folder: str, has_ninja: bool) -> str:
+def build_key(found: dict[str, dict[str, str]], has_ninja: bool) -> str:
     """Names the build folder by all that a CMake cache must not mix."""
-    version = Path(torch_folder, "version.py").read_text() if torch_folder else ""
-    parts = [str(ROOT), sys.base_prefix, sys.version, torch_folder, version, str(has_ninja)]
+    places = [found[framework].get(key, "") for framework in FRAMEWORKS for key in PLACE]
+    parts = [str(ROOT), sys.base_prefix, sys.version, *places, str(has_ninja)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 

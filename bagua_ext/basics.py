@@ -84,8 +84,14 @@ def _remember_interruption(kind: Any, exception: BaseException, traceback: Any) 
 
 @ffi.def_extern(error=1, onerror=_remember_interruption)
 def bagua_interrupted() -> int:
-    """Answers the core's question during init. Entering Python runs pending signal handlers."""
+    """Answers a waiting core's question. Entering Python runs pending signal handlers."""
     return 0
+
+
+def take_interruption() -> BaseException | None:
+    """Returns, once, what a signal handler raised while the core asked ``bagua_interrupted``."""
+    interruption, _Life.interruption = _Life.interruption, None
+    return interruption
 
 
 # ---- Life ---------------------------------------------------------------------------------------
@@ -99,19 +105,37 @@ def init(
     Blocks until all ranks called it, at most BAGUA_START_TIMEOUT_SECONDS. Without a launcher's
     variables this process is rank 0 of 1.
 
+    ``process_sets`` are added in their order, as ``add_process_set`` does, if they are not there
+    yet: every rank gives the same ones. "dynamic" is accepted for Horovod's sake; sets can be added
+    at any time.
+
     Raises:
-        ValueError: ``ranks`` or ``process_sets`` is given (not supported yet), or the launcher's
-            variables are incomplete.
+        ValueError: ``ranks`` is given, which is not supported, ``process_sets`` cannot be added, or
+            the launcher's variables are incomplete.
+        MismatchError: the ranks' ``process_sets`` differ.
         PeerLostError: a rank ended before it was there.
         CollectiveTimeoutError: a rank did not come in time.
     """
-    if ranks is not None or process_sets is not None:
+    from bagua_ext import process_sets as sets  # which imports this module
+
+    if ranks is not None:
         raise ValueError(
-            "init(ranks=..., process_sets=...) is not supported yet: call init() without arguments "
-            "to use all ranks"
+            f"init(ranks={ranks!r}) is not supported: all ranks of the job initialize. Call init() "
+            "without it, and pass process_sets=[ProcessSet(...)] to use some of the ranks"
         )
+    static = sets.checked_static(process_sets)
     if is_initialized():
+        sets.add_static(static)
         return
+    _meet(framework)
+    try:
+        sets.add_static(static)
+    except BaseException:
+        shutdown()
+        raise
+
+
+def _meet(framework: str) -> None:
     info = launch.detect(os.environ)
     secret = read_secret(info) if info.size > 1 else b""
     _register_exit()
@@ -134,7 +158,7 @@ def _start(info: launch.LaunchInfo, secret: bytes, address: str, framework: str)
     options.secret, options.secret_bytes = key, len(secret)
     _Life.interruption = None
     status = lib.bagua_init(options, lib.bagua_interrupted)
-    interruption, _Life.interruption = _Life.interruption, None
+    interruption = take_interruption()
     if interruption is not None:
         lib.bagua_shutdown()
         raise interruption
@@ -171,6 +195,52 @@ def is_initialized() -> bool:
 def generation() -> int:
     """Number of successful ``init`` calls. What the core made in an earlier one is gone."""
     return _Life.generation
+
+
+# ---- Joining ------------------------------------------------------------------------------------
+
+
+class _Join:
+    """A join that a signal handler interrupted: the rank stays joined, the next call waits on."""
+
+    handle = ffi.new("uint64_t *")  # 0: none
+    generation = 0
+    last = ffi.new("int32_t *")
+    shape = ffi.new("int64_t[1]", [1])
+
+
+def join() -> int:
+    """Tells the other ranks that this one has nothing more to submit, and waits until all say so.
+
+    Returns the rank that joined last, the same everywhere. See ``bagua_ext.torch.join``.
+
+    Raises:
+        ValueError: a step of an optimizer's plan is under way on this rank.
+        PeerLostError: a rank died or left.
+        CollectiveTimeoutError: some ranks neither join nor work.
+    """
+    if not _Join.handle[0] or _Join.generation != generation():
+        _Join.generation = generation()
+        _start_join()
+    handle = _Join.handle[0]
+    status = lib.bagua_wait(handle, WAIT_SECONDS)
+    while status == lib.BAGUA_IN_PROGRESS:
+        status = lib.bagua_wait(handle, WAIT_SECONDS)
+    error = error_of(status) if status else None
+    _Join.handle[0] = 0
+    lib.bagua_release(handle)
+    if error is not None:
+        raise error
+    return _Join.last[0]
+
+
+def _start_join() -> None:
+    output = ffi.new("bagua_tensor_t *", {"dtype": lib.BAGUA_INT32, "device": -1, "ndim": 1})
+    output.data, output.shape = _Join.last, _Join.shape
+    request = ffi.new("bagua_request_t *", {"kind": lib.BAGUA_JOIN, "outputs": output})
+    request.prescale = request.postscale = 1.0
+    _Join.handle[0] = 0
+    check(lib.bagua_enqueue(request, _Join.handle))
 
 
 # ---- Place in the job ---------------------------------------------------------------------------

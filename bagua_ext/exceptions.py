@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+# An error raised while a tf.function is traced stays what it is if it has this very constructor;
+# AutoGraph turns others into one of its own.
+_plain_constructor = Exception.__init__
+
 
 class BaguaError(RuntimeError):
     """Communication failed. Base of the errors that come from other ranks or from the core."""
+
+    __init__ = _plain_constructor
 
 
 class MismatchError(BaguaError):
@@ -25,6 +31,8 @@ class AbortedError(BaguaError):
 
 class NotInitializedError(ValueError):
     """A function that needs ``init()`` was called before it or after ``shutdown()``."""
+
+    __init__ = _plain_constructor
 
 
 # The name that scripts written for Horovod catch.

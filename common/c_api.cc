@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -15,6 +14,7 @@
 
 #include "common/base/config.h"
 #include "common/c_api/convert.h"
+#include "common/c_api/memory_table.h"
 #include "common/runtime/counter_list.h"
 #include "common/runtime/session.h"
 #include "common/transport/bootstrap.h"
@@ -27,34 +27,6 @@ struct bagua_store {
 
 namespace bagua {
 namespace {
-
-// Buckets that were handed out live until their last reference ends, whatever becomes of the
-// engine.
-class MemoryTable {
- public:
-  void Add(void* data, std::shared_ptr<Segment> segment) {
-    std::lock_guard lock(mutex_);
-    Entry& entry = entries_[data];
-    entry.segment = std::move(segment);
-    ++entry.references;
-  }
-  void Release(void* data) {
-    std::shared_ptr<Segment> last;  // unmapped after the lock
-    std::lock_guard lock(mutex_);
-    const auto found = entries_.find(data);
-    if (found == entries_.end() || --found->second.references > 0) return;
-    last = std::move(found->second.segment);
-    entries_.erase(found);
-  }
-
- private:
-  struct Entry {
-    std::shared_ptr<Segment> segment;
-    int references = 0;
-  };
-  std::mutex mutex_;
-  std::map<void*, Entry> entries_;  // guarded by mutex_
-};
 
 // The one default engine of this process. Lives for ever: threads may still call when the process
 // ends.
@@ -199,8 +171,10 @@ Status ShutDown() {
 Result<OperationPtr> Convert(Session& session, const bagua_request_t* request) {
   // An alltoall without splits is cut evenly for the ranks of its group.
   const bool splits = request != nullptr && request->kind == BAGUA_ALLTOALL;
-  const int size = splits ? session.engine().GroupSize(static_cast<uint32_t>(request->group)) : 0;
-  return ToOperation(request, size);
+  const auto group = splits ? static_cast<uint32_t>(request->group) : 0;
+  // Who is no member hears of that, not of splits.
+  const bool member = splits && session.engine().GroupRank(group) >= 0;
+  return ToOperation(request, member ? session.engine().GroupSize(group) : 0);
 }
 
 // The operation's result `index`, if it has one.
@@ -378,6 +352,38 @@ int bagua_result_data(uint64_t handle, int32_t index, void** data) {
 
 int bagua_release(uint64_t handle) {
   return WithSession([&](bagua::Session& session) { return session.Release(handle); });
+}
+
+// ---- Process sets -------------------------------------------------------------------------------
+
+int bagua_group_add(const int32_t* ranks, int32_t count, double seconds, int32_t* group) {
+  return WithSession([&](bagua::Session& session) -> Status {
+    auto members = bagua::ToRanks(ranks, count);
+    if (!members.ok()) return members.status();
+    uint32_t number = 0;
+    BAGUA_RETURN_IF_ERROR(session.AddGroup(std::move(members).value(),
+                                           bagua::After(bagua::Seconds(seconds)), &number));
+    *group = static_cast<int32_t>(number);
+    return {};
+  });
+}
+
+int bagua_group_remove(int32_t group, double seconds) {
+  return WithSession([&](bagua::Session& session) {
+    return session.RemoveGroup(static_cast<uint32_t>(group), bagua::After(bagua::Seconds(seconds)));
+  });
+}
+
+int bagua_group_rank(int32_t group) {
+  return bagua::AskEngine(
+      [group](bagua::Engine& engine) { return engine.GroupRank(static_cast<uint32_t>(group)); });
+}
+
+int bagua_group_size(int32_t group) {
+  return bagua::AskEngine([group](bagua::Engine& engine) {
+    const int size = engine.GroupSize(static_cast<uint32_t>(group));
+    return size == 0 ? -1 : size;
+  });
 }
 
 // ---- Plans --------------------------------------------------------------------------------------

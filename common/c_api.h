@@ -65,6 +65,7 @@ typedef enum bagua_kind {
   BAGUA_REDUCESCATTER = 3,
   BAGUA_ALLTOALL = 4,
   BAGUA_BARRIER = 5,
+  BAGUA_JOIN = 6,  // see below
 } bagua_kind_t;
 
 // ---- Life ---------------------------------------------------------------------------------------
@@ -128,10 +129,10 @@ typedef struct bagua_tensor {
 
 typedef struct bagua_request {
   int32_t kind;       // bagua_kind_t
-  int32_t group;      // 0: all ranks
+  int32_t group;      // 0: all ranks; else a number that bagua_group_add gave
   const char* name;   // NULL or "": matched by the order in which ranks submit unnamed operations
   int32_t reduce_op;  // allreduce, reducescatter
-  int32_t root;       // broadcast: a global rank
+  int32_t root;       // broadcast: a global rank, which must be in the group
   double prescale;
   double postscale;
   // One tensor; allreduce, allgather and reducescatter take several ("grouped": one agreement, one
@@ -144,6 +145,9 @@ typedef struct bagua_request {
   // alltoall: rows of the first dimension for each rank; NULL: even.
   const int64_t* splits;
   int32_t split_count;
+  // alltoall: where the rows received from each rank of the group are written before `done` is
+  // called, as many entries as the group has members; NULL: see bagua_result_splits.
+  int64_t* received_splits;
   // allgather, reducescatter, alltoall: gives the memory of result `index` once its shape is known,
   // on a thread of the core. NULL function: the core keeps the result, see bagua_result_data.
   // Returning NULL for a non-empty result fails the operation.
@@ -171,13 +175,51 @@ BAGUA_EXPORT int bagua_run(const bagua_request_t* request, double seconds, uint6
 // Dimensions of result `index` (allgather, reducescatter, alltoall) after BAGUA_OK. `shape` holds
 // at least 16 entries.
 BAGUA_EXPORT int bagua_result_shape(uint64_t handle, int32_t index, int32_t* ndim, int64_t* shape);
-// alltoall, after BAGUA_OK: rows received from each rank of the group; `splits` holds `size`
-// entries.
+// alltoall, after BAGUA_OK: rows received from each rank of the group; `splits` holds
+// bagua_group_size(group) entries.
 BAGUA_EXPORT int bagua_result_splits(uint64_t handle, int64_t* splits);
 // Memory of result `index` when no `allocate` was given; valid until bagua_release.
 BAGUA_EXPORT int bagua_result_data(uint64_t handle, int32_t index, void** data);
 // Forgets a handle; the operation itself goes on if it has not ended.
 BAGUA_EXPORT int bagua_release(uint64_t handle);
+
+// BAGUA_JOIN: this rank has nothing more to submit. The request names a group and no tensor; it
+// ends when all ranks of the group have joined. `outputs` may point to one int32 tensor of one
+// element, which receives the global rank that joined last, the same everywhere. Until then
+//  - allreduces of the other ranks with op Sum or Average go on with zeros from this one, Average
+//    still dividing by the size of the group; so do the steps of plans, which end with as many
+//    steps made as on the others (the buckets' memory on this rank is written);
+//  - everything else that the others submit is BAGUA_MISMATCH, naming the joined ranks, on those
+//    that submitted it. The job stays usable;
+//  - this rank may submit nothing on the group and make no step of its plans, nor join in the midst
+//    of a step: BAGUA_INVALID_ARGUMENT.
+// Waiting for others that still work is no timeout. Operations in flight when a rank joins, this
+// one's or others', end as usual.
+
+// ---- Process sets: groups of some of the ranks --------------------------------------------------
+//
+// Sets may overlap; each has its own order of operations, and disjoint ones run side by side. An
+// operation or plan on a set that this rank is no member of, or that does not exist, is
+// BAGUA_INVALID_ARGUMENT at the call. Sets end with the engine.
+
+// Adds the set of `ranks`, given in any order. Every rank of the job calls it with the same ranks,
+// members or not; BAGUA_MISMATCH on all, naming both lists, if they differ. `*group` is then the
+// set's number, the same on every rank, never 0 and never used again. Ranks that are doubled or do
+// not exist are BAGUA_INVALID_ARGUMENT on this rank alone. Waits as bagua_wait does; after
+// BAGUA_IN_PROGRESS the call is to be repeated with the same ranks. A rank asks for one change of
+// sets at a time.
+BAGUA_EXPORT int bagua_group_add(const int32_t* ranks, int32_t count, double seconds,
+                                 int32_t* group);
+// Removes a set; called, and repeated after BAGUA_IN_PROGRESS, as bagua_group_add. BAGUA_MISMATCH
+// on all, naming them, if a rank has operations of the set in flight; the set stays then. Its plans
+// fail from here on. The set of all ranks cannot be removed.
+BAGUA_EXPORT int bagua_group_remove(int32_t group, double seconds);
+// This rank's place in the set, 0 to size - 1; -1 if it is no member, there is no such set, or not
+// initialized.
+BAGUA_EXPORT int bagua_group_rank(int32_t group);
+// Number of ranks in the set, also for ranks outside of it; -1 if there is no such set, or not
+// initialized.
+BAGUA_EXPORT int bagua_group_size(int32_t group);
 
 // ---- Registered plans: a training step's buckets, agreed once -----------------------------------
 //

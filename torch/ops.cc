@@ -107,13 +107,15 @@ struct Submission {
   std::vector<int64_t> splits;
   bagua_request_t request{};
 
-  Submission(bagua_kind_t kind, const std::vector<Tensor>& tensors, std::string operation_name)
+  Submission(bagua_kind_t kind, const std::vector<Tensor>& tensors, std::string operation_name,
+             int64_t group)
       : name(std::move(operation_name)) {
     for (const Tensor& tensor : tensors) {
       inputs.push_back(tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor));
     }
     for (const Tensor& tensor : inputs) input_descriptors.push_back(Describe(tensor));
     request.kind = kind;
+    request.group = static_cast<int32_t>(group);
     request.name = name.c_str();
     request.prescale = request.postscale = 1.0;
     request.tensor_count = static_cast<int32_t>(inputs.size());
@@ -175,26 +177,14 @@ struct Submission {
 
 // ---- Functional ---------------------------------------------------------------------------------
 
-// Waits for `handle` and releases it.
-void Finish(uint64_t handle, std::vector<int64_t>* received_splits = nullptr) {
-  int status = bagua_wait(handle, -1.0);
-  if (status == BAGUA_OK && received_splits != nullptr) {
-    received_splits->resize(static_cast<size_t>(bagua_size()));
-    status = bagua_result_splits(handle, received_splits->data());
-  }
-  const std::string message = status == BAGUA_OK ? "" : bagua_last_error();
-  bagua_release(handle);
-  STD_TORCH_CHECK(status == BAGUA_OK, ErrorName(status), message);
-}
-
 void Run(Submission& submission) {
   uint64_t handle = 0;
   Check(bagua_run(&submission.request, -1.0, &handle));
 }
 
 Tensor Allreduce(const Tensor& input, std::string name, int64_t op, double prescale,
-                 double postscale) {
-  Submission submission(BAGUA_ALLREDUCE, {input}, std::move(name));
+                 double postscale, int64_t group) {
+  Submission submission(BAGUA_ALLREDUCE, {input}, std::move(name), group);
   submission.MakeOutputs();
   submission.Reduce(op, prescale, postscale);
   Run(submission);
@@ -202,46 +192,47 @@ Tensor Allreduce(const Tensor& input, std::string name, int64_t op, double presc
 }
 
 std::vector<Tensor> GroupedAllreduce(std::vector<Tensor> inputs, std::string name, int64_t op,
-                                     double prescale, double postscale) {
-  Submission submission(BAGUA_ALLREDUCE, inputs, std::move(name));
+                                     double prescale, double postscale, int64_t group) {
+  Submission submission(BAGUA_ALLREDUCE, inputs, std::move(name), group);
   submission.MakeOutputs();
   submission.Reduce(op, prescale, postscale);
   Run(submission);
   return submission.outputs;
 }
 
-Tensor Broadcast(const Tensor& input, std::string name, int64_t root) {
-  Submission submission(BAGUA_BROADCAST, {input}, std::move(name));
+Tensor Broadcast(const Tensor& input, std::string name, int64_t root, int64_t group) {
+  Submission submission(BAGUA_BROADCAST, {input}, std::move(name), group);
   submission.MakeOutputs();
   submission.request.root = static_cast<int32_t>(root);
   Run(submission);
   return submission.outputs[0];
 }
 
-Tensor Allgather(const Tensor& input, std::string name) {
-  Submission submission(BAGUA_ALLGATHER, {input}, std::move(name));
+Tensor Allgather(const Tensor& input, std::string name, int64_t group) {
+  Submission submission(BAGUA_ALLGATHER, {input}, std::move(name), group);
   submission.AllocateOutputs();
   Run(submission);
   return submission.outputs[0];
 }
 
 Tensor Reducescatter(const Tensor& input, std::string name, int64_t op, double prescale,
-                     double postscale) {
-  Submission submission(BAGUA_REDUCESCATTER, {input}, std::move(name));
+                     double postscale, int64_t group) {
+  Submission submission(BAGUA_REDUCESCATTER, {input}, std::move(name), group);
   submission.AllocateOutputs();
   submission.Reduce(op, prescale, postscale);
   Run(submission);
   return submission.outputs[0];
 }
 
-std::tuple<Tensor, Tensor> Alltoall(const Tensor& input, const Tensor& splits, std::string name) {
-  Submission submission(BAGUA_ALLTOALL, {input}, std::move(name));
+std::tuple<Tensor, Tensor> Alltoall(const Tensor& input, const Tensor& splits, std::string name,
+                                    int64_t group) {
+  Submission submission(BAGUA_ALLTOALL, {input}, std::move(name), group);
   submission.AllocateOutputs();
   submission.Split(splits);
-  uint64_t handle = 0;
-  Check(bagua_enqueue(&submission.request, &handle));
-  std::vector<int64_t> received;
-  Finish(handle, &received);
+  std::vector<int64_t> received(
+      static_cast<size_t>(std::max(bagua_group_size(submission.request.group), 0)));
+  submission.request.received_splits = received.data();
+  Run(submission);
   const std::vector<int64_t> shape{static_cast<int64_t>(received.size())};
   Tensor rows = torch::stable::new_empty(splits, IntHeaderOnlyArrayRef(shape.data(), 1));
   std::copy(received.begin(), received.end(), static_cast<int64_t*>(rows.mutable_data_ptr()));
@@ -297,30 +288,31 @@ Table& Submissions() {
 
 // `outputs` may be `inputs` (in place); all are contiguous.
 int64_t StartAllreduce(std::vector<Tensor> inputs, std::vector<Tensor> outputs, std::string name,
-                       int64_t op, double prescale, double postscale) {
-  auto submission = std::make_unique<Submission>(BAGUA_ALLREDUCE, inputs, std::move(name));
+                       int64_t op, double prescale, double postscale, int64_t group) {
+  auto submission = std::make_unique<Submission>(BAGUA_ALLREDUCE, inputs, std::move(name), group);
   submission->Into(std::move(outputs));
   submission->Reduce(op, prescale, postscale);
   return Submissions().Start(std::move(submission));
 }
 
-int64_t StartAllgather(std::vector<Tensor> inputs, std::string name) {
-  auto submission = std::make_unique<Submission>(BAGUA_ALLGATHER, inputs, std::move(name));
+int64_t StartAllgather(std::vector<Tensor> inputs, std::string name, int64_t group) {
+  auto submission = std::make_unique<Submission>(BAGUA_ALLGATHER, inputs, std::move(name), group);
   submission->AllocateOutputs();
   return Submissions().Start(std::move(submission));
 }
 
 int64_t StartReducescatter(std::vector<Tensor> inputs, std::string name, int64_t op,
-                           double prescale, double postscale) {
-  auto submission = std::make_unique<Submission>(BAGUA_REDUCESCATTER, inputs, std::move(name));
+                           double prescale, double postscale, int64_t group) {
+  auto submission =
+      std::make_unique<Submission>(BAGUA_REDUCESCATTER, inputs, std::move(name), group);
   submission->AllocateOutputs();
   submission->Reduce(op, prescale, postscale);
   return Submissions().Start(std::move(submission));
 }
 
-int64_t StartAlltoall(const Tensor& input, const Tensor& splits, std::string name) {
-  auto submission =
-      std::make_unique<Submission>(BAGUA_ALLTOALL, std::vector<Tensor>{input}, std::move(name));
+int64_t StartAlltoall(const Tensor& input, const Tensor& splits, std::string name, int64_t group) {
+  auto submission = std::make_unique<Submission>(BAGUA_ALLTOALL, std::vector<Tensor>{input},
+                                                 std::move(name), group);
   submission->AllocateOutputs();
   submission->Split(splits);
   return Submissions().Start(std::move(submission));
@@ -339,22 +331,26 @@ void Drop(int64_t handle) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY(bagua_ext, m) {
-  m.def("allreduce(Tensor input, str name, int op, float prescale, float postscale) -> Tensor");
   m.def(
-      "grouped_allreduce(Tensor[] inputs, str name, int op, float prescale, float postscale)"
-      " -> Tensor[]");
-  m.def("broadcast(Tensor input, str name, int root) -> Tensor");
-  m.def("allgather(Tensor input, str name) -> Tensor");
-  m.def("reducescatter(Tensor input, str name, int op, float prescale, float postscale) -> Tensor");
-  m.def("alltoall(Tensor input, Tensor splits, str name) -> (Tensor, Tensor)");
+      "allreduce(Tensor input, str name, int op, float prescale, float postscale, int group)"
+      " -> Tensor");
+  m.def(
+      "grouped_allreduce(Tensor[] inputs, str name, int op, float prescale, float postscale,"
+      " int group) -> Tensor[]");
+  m.def("broadcast(Tensor input, str name, int root, int group) -> Tensor");
+  m.def("allgather(Tensor input, str name, int group) -> Tensor");
+  m.def(
+      "reducescatter(Tensor input, str name, int op, float prescale, float postscale, int group)"
+      " -> Tensor");
+  m.def("alltoall(Tensor input, Tensor splits, str name, int group) -> (Tensor, Tensor)");
   m.def(
       "start_allreduce(Tensor[] inputs, Tensor(a!)[] outputs, str name, int op, float prescale,"
-      " float postscale) -> int");
-  m.def("start_allgather(Tensor[] inputs, str name) -> int");
+      " float postscale, int group) -> int");
+  m.def("start_allgather(Tensor[] inputs, str name, int group) -> int");
   m.def(
-      "start_reducescatter(Tensor[] inputs, str name, int op, float prescale, float postscale)"
-      " -> int");
-  m.def("start_alltoall(Tensor input, Tensor splits, str name) -> int");
+      "start_reducescatter(Tensor[] inputs, str name, int op, float prescale, float postscale,"
+      " int group) -> int");
+  m.def("start_alltoall(Tensor input, Tensor splits, str name, int group) -> int");
   m.def("take(int handle) -> Tensor[]");
   m.def("drop(int handle) -> ()");
 }

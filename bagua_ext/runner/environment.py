@@ -57,5 +57,7 @@ def rank_environment(base: Mapping[str, str], slot: Slot, meeting: Meeting) -> d
         environment["BAGUA_START_TIMEOUT_SECONDS"] = f"{meeting.start_timeout_seconds:g}"
     if slot.local_size > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")
+        # TensorFlow's threads for one operation; its own default is all cores for every rank.
+        environment.setdefault("TF_NUM_INTRAOP_THREADS", environment["OMP_NUM_THREADS"])
     environment.setdefault("PYTHONUNBUFFERED", "1")
     return environment

@@ -37,10 +37,17 @@ from bagua_ext.exceptions import (  # noqa: E402
     NotInitializedError,
     PeerLostError,
 )
-from bagua_ext.process_sets import global_process_set  # noqa: E402
+from bagua_ext.process_sets import (  # noqa: E402
+    ProcessSet,
+    add_process_set,
+    get_process_set_ids_and_ranks,
+    global_process_set,
+    process_set_ids,
+    remove_process_set,
+)
+from bagua_ext.reduce_ops import Adasum, Average, Max, Min, Product, Sum  # noqa: E402
 from bagua_ext.torch._compile import keep_out  # noqa: E402
 from bagua_ext.torch._gradients import register_for_compile  # noqa: E402
-from bagua_ext.torch._reduce_op import Adasum, Average, Max, Min, Product, Sum  # noqa: E402
 from bagua_ext.torch.compression import Compression  # noqa: E402
 from bagua_ext.torch.exchanges import (  # noqa: E402
     allgather,
@@ -74,6 +81,7 @@ from bagua_ext.torch.operations import (  # noqa: E402
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
+    join,
     poll,
     synchronize,
 )
@@ -82,17 +90,15 @@ from bagua_ext.torch.optimizer import DistributedOptimizer  # noqa: E402
 register_for_compile()
 for _function in (basics.init, shutdown, is_initialized, counters, rank, size, local_rank):
     keep_out(_function)
-for _function in (local_size, cross_rank, cross_size, is_homogeneous):
+for _function in (local_size, cross_rank, cross_size, is_homogeneous, add_process_set):
+    keep_out(_function)
+for _function in (remove_process_set, process_set_ids, get_process_set_ids_and_ranks):
     keep_out(_function)
 
 
 _NOT_YET = {
-    "ProcessSet": "process sets",
     "SyncBatchNorm": "synchronised batch normalisation",
-    "add_process_set": "process sets",
     "elastic": "elastic training",
-    "join": "joining with uneven data",
-    "remove_process_set": "process sets",
     "sparse_allreduce_async": "sparse allreduce (sparse_as_dense=True is)",
     "start_timeline": "the timeline",
     "stop_timeline": "the timeline",
@@ -125,8 +131,10 @@ __all__ = [
     "MismatchError",
     "NotInitializedError",
     "PeerLostError",
+    "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -149,6 +157,7 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "cuda_built",
+    "get_process_set_ids_and_ranks",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -163,6 +172,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -170,9 +180,11 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "poll",
+    "process_set_ids",
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "shutdown",
     "size",
     "synchronize",

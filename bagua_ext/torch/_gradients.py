@@ -14,31 +14,42 @@ import torch
 from bagua_ext import basics
 from bagua_ext._core import lib
 from bagua_ext.exceptions import BaguaError
+from bagua_ext.process_sets import ProcessSet, group_of
+from bagua_ext.reduce_ops import NAMES, Average, Max, Min, Sum
 from bagua_ext.torch import _submit
-from bagua_ext.torch._reduce_op import NAMES, Average, Max, Min, Sum
 
 Tensor = torch.Tensor
 
 
-def _eager() -> SimpleNamespace:
+def _eager(process_set: ProcessSet) -> SimpleNamespace:
     from bagua_ext.torch import exchanges
     from bagua_ext.torch import operations as ops
 
     return SimpleNamespace(
+        rank=process_set.rank,
+        size=process_set.size,
         allreduce=lambda t, name, op, pre, post: ops.allreduce(
-            t, None, name, op=op, prescale_factor=pre, postscale_factor=post
+            t,
+            None,
+            name,
+            op=op,
+            prescale_factor=pre,
+            postscale_factor=post,
+            process_set=process_set,
         ),
-        allgather=exchanges.allgather,
-        alltoall=lambda t, splits, name: exchanges.alltoall(t, splits, name)[0],
+        allgather=lambda t, name: exchanges.allgather(t, name, process_set),
+        alltoall=lambda t, splits, name: exchanges.alltoall(t, splits, name, process_set)[0],
     )
 
 
-def _compiled() -> SimpleNamespace:
+def _compiled(group: int) -> SimpleNamespace:
     ops = torch.ops.bagua_ext
     return SimpleNamespace(
-        allreduce=lambda t, name, op, pre, post: ops.allreduce(t, name or "", op, pre, post),
-        allgather=lambda t, name: ops.allgather(t, name or ""),
-        alltoall=lambda t, splits, name: ops.alltoall(t, splits, name or "")[0],
+        rank=lambda: lib.bagua_group_rank(group),
+        size=lambda: lib.bagua_group_size(group),
+        allreduce=lambda t, name, op, pre, post: ops.allreduce(t, name or "", op, pre, post, group),
+        allgather=lambda t, name: ops.allgather(t, name or "", group),
+        alltoall=lambda t, splits, name: ops.alltoall(t, splits, name or "", group)[0],
     )
 
 
@@ -79,7 +90,7 @@ def _broadcast_gradient(ops: Any, grad: Tensor, name: Any, root: int) -> Tensor:
 
 def _allgather_gradient(ops: Any, grad: Tensor, rows: Tensor, name: Any, own: int) -> Tensor:
     total = ops.allreduce(grad, _back(name), Sum, 1.0, 1.0)
-    begin = int(rows[: basics.rank()].sum())
+    begin = int(rows[: ops.rank()].sum())
     return total.narrow(0, begin, own)
 
 
@@ -88,7 +99,7 @@ def _reducescatter_gradient(
 ) -> Tensor:
     if op not in (Average, Sum):
         raise BaguaError(f"reducescatter has no gradient for op={NAMES[op]}; use Average or Sum")
-    factor = pre * post / (basics.size() if op == Average else 1)
+    factor = pre * post / (ops.size() if op == Average else 1)
     return ops.allgather(grad.contiguous() * factor, _back(name))
 
 
@@ -96,37 +107,54 @@ def _reducescatter_gradient(
 
 
 class Allreduce(torch.autograd.Function):
-    """allreduce(tensor, name, op, prescale, postscale)."""
+    """allreduce(tensor, name, op, prescale, postscale, process_set)."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: Any, op: int, pre: float, post: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        tensor: Tensor,
+        name: Any,
+        op: int,
+        pre: float,
+        post: float,
+        process_set: ProcessSet,
+    ) -> Tensor:
         """Returns the reduction."""
         values = _submit.dense(tensor)
         output = torch.empty_like(values, requires_grad=False)
-        _submit.run(lib.BAGUA_ALLREDUCE, values, output, name, op, 0, pre, post)
-        ctx.arguments = (name, op, pre, post)
+        group = group_of(process_set)
+        _submit.run(lib.BAGUA_ALLREDUCE, values, output, name, op, 0, pre, post, group)
+        ctx.process_set, ctx.arguments = process_set, (name, op, pre, post)
         ctx.save_for_backward(*((tensor, output) if op in (Min, Max) else ()))
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         """Returns the gradient of the tensor."""
-        grad = _allreduce_gradient(_eager(), grad, ctx.saved_tensors, *ctx.arguments)
-        return grad, None, None, None, None
+        ops = _eager(ctx.process_set)
+        grad = _allreduce_gradient(ops, grad, ctx.saved_tensors, *ctx.arguments)
+        return grad, None, None, None, None, None
 
 
 class GroupedAllreduce(torch.autograd.Function):
-    """grouped_allreduce(name, op, prescale, postscale, *tensors)."""
+    """grouped_allreduce(name, op, prescale, postscale, process_set, *tensors)."""
 
     @staticmethod
     def forward(
-        ctx: Any, name: Any, op: int, pre: float, post: float, *tensors: Tensor
+        ctx: Any,
+        name: Any,
+        op: int,
+        pre: float,
+        post: float,
+        process_set: ProcessSet,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         """Returns the reductions."""
         from bagua_ext.torch.operations import grouped_allreduce_async
 
-        ctx.arguments = (name, op, pre, post)
-        return tuple(grouped_allreduce_async(tensors, None, name, op, pre, post).wait())
+        ctx.process_set, ctx.arguments = process_set, (name, op, pre, post)
+        handle = grouped_allreduce_async(tensors, None, name, op, pre, post, process_set)
+        return tuple(handle.wait())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -136,76 +164,93 @@ class GroupedAllreduce(torch.autograd.Function):
         name, op, pre, post = ctx.arguments
         _require_linear(op)
         results = grouped_allreduce(
-            grads, None, _back(name), op=op, prescale_factor=pre, postscale_factor=post
+            grads,
+            None,
+            _back(name),
+            op=op,
+            prescale_factor=pre,
+            postscale_factor=post,
+            process_set=ctx.process_set,
         )
-        return None, None, None, None, *results
+        return None, None, None, None, None, *results
 
 
 class Broadcast(torch.autograd.Function):
-    """broadcast(tensor, name, root)."""
+    """broadcast(tensor, name, root, process_set)."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: Any, root: int) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, name: Any, root: int, process_set: ProcessSet) -> Tensor:
         """Returns the root's tensor."""
         from bagua_ext.torch.operations import broadcast_async
 
-        ctx.arguments = (name, root)
-        return broadcast_async(tensor, root, name).wait()
+        ctx.process_set, ctx.arguments = process_set, (name, root)
+        return broadcast_async(tensor, root, name, process_set).wait()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         """Returns the gradient of the tensor."""
-        return _broadcast_gradient(_eager(), grad, *ctx.arguments), None, None
+        grad = _broadcast_gradient(_eager(ctx.process_set), grad, *ctx.arguments)
+        return grad, None, None, None
 
 
 class Allgather(torch.autograd.Function):
-    """allgather(tensor, name)."""
+    """allgather(tensor, name, process_set)."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: Any) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, name: Any, process_set: ProcessSet) -> Tensor:
         """Returns the joined tensors."""
         from bagua_ext.torch.exchanges import allgather_async
 
-        ctx.name, ctx.own = name, tensor.shape[0]
-        return allgather_async(tensor, name).wait()
+        ctx.process_set, ctx.name, ctx.own = process_set, name, tensor.shape[0]
+        return allgather_async(tensor, name, process_set).wait()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         """Returns the gradient of the tensor."""
-        ops = _eager()
+        ops = _eager(ctx.process_set)
         rows = ops.allgather(torch.tensor([ctx.own]), _back(ctx.name and f"{ctx.name}.rows"))
-        return _allgather_gradient(ops, grad, rows, ctx.name, ctx.own), None
+        return _allgather_gradient(ops, grad, rows, ctx.name, ctx.own), None, None
 
 
 class Reducescatter(torch.autograd.Function):
-    """reducescatter(tensor, name, op, prescale, postscale)."""
+    """reducescatter(tensor, name, op, prescale, postscale, process_set)."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: Any, op: int, pre: float, post: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        tensor: Tensor,
+        name: Any,
+        op: int,
+        pre: float,
+        post: float,
+        process_set: ProcessSet,
+    ) -> Tensor:
         """Returns this rank's rows of the reduction."""
         from bagua_ext.torch.exchanges import reducescatter_async
 
-        ctx.arguments = (name, op, pre, post)
-        handle = reducescatter_async(tensor, name, op, prescale_factor=pre, postscale_factor=post)
-        return handle.wait()
+        ctx.process_set, ctx.arguments = process_set, (name, op, pre, post)
+        return reducescatter_async(tensor, name, op, process_set, pre, post).wait()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         """Returns the gradient of the tensor."""
-        return _reducescatter_gradient(_eager(), grad, *ctx.arguments), None, None, None, None
+        grad = _reducescatter_gradient(_eager(ctx.process_set), grad, *ctx.arguments)
+        return grad, None, None, None, None, None
 
 
 class Alltoall(torch.autograd.Function):
-    """alltoall(tensor, splits, name); splits int64, empty for even ones."""
+    """alltoall(tensor, splits, name, process_set); splits int64, empty for even ones."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, splits: Tensor, name: Any) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, tensor: Tensor, splits: Tensor, name: Any, process_set: ProcessSet
+    ) -> tuple[Tensor, Tensor]:
         """Returns the rows received and how many came from each rank."""
         from bagua_ext.torch.exchanges import alltoall_async
 
-        handle = alltoall_async(tensor, splits, name)
+        handle = alltoall_async(tensor, splits, name, process_set)
         output, received = handle.wait()
-        ctx.name = name
+        ctx.process_set, ctx.name = process_set, name
         ctx.save_for_backward(received)
         ctx.mark_non_differentiable(received)
         return output, received
@@ -214,14 +259,15 @@ class Alltoall(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _received: Any) -> tuple[Any, ...]:
         """Returns the gradient of the tensor."""
         (received,) = ctx.saved_tensors
-        return _eager().alltoall(grad, received, _back(ctx.name)), None, None
+        grad = _eager(ctx.process_set).alltoall(grad, received, _back(ctx.name))
+        return grad, None, None, None
 
 
 # ---- torch.compile ------------------------------------------------------------------------------
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    tensor, *ctx.arguments = inputs
+    tensor, *ctx.arguments, ctx.group = inputs
     ctx.rows = tensor.shape[0] if tensor.dim() else 1
 
 
@@ -231,37 +277,37 @@ def _save_allreduce(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _save_alltoall(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.name = inputs[2]
+    *_, ctx.name, ctx.group = inputs
     ctx.save_for_backward(output[1])
 
 
 def _compiled_allreduce(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    grad = _allreduce_gradient(_compiled(), grad, ctx.saved_tensors, *ctx.arguments)
-    return grad, None, None, None, None
+    grad = _allreduce_gradient(_compiled(ctx.group), grad, ctx.saved_tensors, *ctx.arguments)
+    return grad, None, None, None, None, None
 
 
 def _compiled_broadcast(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    return _broadcast_gradient(_compiled(), grad, *ctx.arguments), None, None
+    return _broadcast_gradient(_compiled(ctx.group), grad, *ctx.arguments), None, None, None
 
 
 def _compiled_allgather(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     # The position of this rank's rows depends on data; a reducescatter by even parts would not fit
     # uneven ones, so every rank's gradient rows travel to their owner.
-    ops, (name,) = _compiled(), ctx.arguments
+    ops, (name,) = _compiled(ctx.group), ctx.arguments
     rows = ops.allgather(grad.new_full((1,), ctx.rows, dtype=torch.int64), _back(f"{name}.rows"))
     total = ops.allreduce(grad, _back(name), Sum, 1.0, 1.0)
-    index = rows[: basics.rank()].sum() + torch.arange(ctx.rows, device=grad.device)
-    return total.index_select(0, index), None
+    index = rows[: ops.rank()].sum() + torch.arange(ctx.rows, device=grad.device)
+    return total.index_select(0, index), None, None
 
 
 def _compiled_reducescatter(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    grad = _reducescatter_gradient(_compiled(), grad, *ctx.arguments)
-    return grad.narrow(0, 0, ctx.rows), None, None, None, None
+    grad = _reducescatter_gradient(_compiled(ctx.group), grad, *ctx.arguments)
+    return grad.narrow(0, 0, ctx.rows), None, None, None, None, None
 
 
 def _compiled_alltoall(ctx: Any, grad: Tensor, _received: Any) -> tuple[Any, ...]:
     (received,) = ctx.saved_tensors
-    return _compiled().alltoall(grad, received, _back(ctx.name)), None, None
+    return _compiled(ctx.group).alltoall(grad, received, _back(ctx.name)), None, None, None
 
 
 def _save_group(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -269,10 +315,10 @@ def _save_group(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _compiled_group(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
-    name, op, pre, post = ctx.arguments
+    name, op, pre, post, group = ctx.arguments
     _require_linear(op)
-    results = torch.ops.bagua_ext.grouped_allreduce(grads, _back(name) or "", op, pre, post)
-    return results, None, None, None, None
+    results = torch.ops.bagua_ext.grouped_allreduce(grads, _back(name) or "", op, pre, post, group)
+    return results, None, None, None, None, None
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -284,23 +330,23 @@ def _unknown_rows(tensor: Tensor) -> Tensor:
     return tensor.new_empty((rows, *tensor.shape[1:]))
 
 
-def _own_rows(tensor: Tensor) -> Tensor:
-    whole, rest = divmod(tensor.shape[0], basics.size())
-    own = whole + (1 if basics.rank() < rest else 0)
+def _own_rows(tensor: Tensor, group: int) -> Tensor:
+    whole, rest = divmod(tensor.shape[0], lib.bagua_group_size(group))
+    own = whole + (1 if lib.bagua_group_rank(group) < rest else 0)
     return tensor.new_empty((own, *tensor.shape[1:]))
 
 
 def register_for_compile() -> None:
     """Tells torch.compile the shapes and gradients of torch.ops.bagua_ext."""
     fakes = {
-        "allreduce": lambda t, name, op, pre, post: _like(t),
-        "grouped_allreduce": lambda ts, name, op, pre, post: [_like(t) for t in ts],
-        "broadcast": lambda t, name, root: _like(t),
-        "allgather": lambda t, name: _unknown_rows(t),
-        "reducescatter": lambda t, name, op, pre, post: _own_rows(t),
-        "alltoall": lambda t, splits, name: (
+        "allreduce": lambda t, name, op, pre, post, group: _like(t),
+        "grouped_allreduce": lambda ts, name, op, pre, post, group: [_like(t) for t in ts],
+        "broadcast": lambda t, name, root, group: _like(t),
+        "allgather": lambda t, name, group: _unknown_rows(t),
+        "reducescatter": lambda t, name, op, pre, post, group: _own_rows(t, group),
+        "alltoall": lambda t, splits, name, group: (
             _unknown_rows(t),
-            torch.empty(basics.size(), dtype=torch.int64),
+            torch.empty(lib.bagua_group_size(group), dtype=torch.int64),
         ),
     }
     for name, fake in fakes.items():

@@ -28,7 +28,8 @@ class Reduction:
 class Plan:
     """Agreed buckets for one list of tensors. Collective: every rank makes it with equal arguments.
 
-    ``agreed`` is a further setting, "name=value", that must be equal on all ranks.
+    All ranks are those of the core's ``group``. ``agreed`` is a further setting, "name=value", that
+    must be equal on them.
     ``views[i]`` is the place of tensor i; it stays valid after ``drop`` and after shutdown. It has
     the tensor's strides where these leave no gap, as autograd's own gradients have.
 
@@ -45,8 +46,11 @@ class Plan:
         bucket_bytes: int,
         bucket_of: Sequence[int] | None,
         agreed: str = "",
+        group: int = 0,
     ) -> None:
-        self.number = _create(name, names, tensors, reduction, bucket_bytes, bucket_of, agreed)
+        self.number = _create(
+            name, names, tensors, reduction, bucket_bytes, bucket_of, agreed, group
+        )
         self.generation = basics.generation()
         self.views = self._make_views(tensors)
         self._used = ffi.new("uint8_t[]", max(len(tensors), 1))
@@ -125,6 +129,7 @@ def _create(
     bucket_bytes: int,
     bucket_of: Sequence[int] | None,
     agreed: str,
+    group: int,
 ) -> int:
     keep: list[Any] = []  # what the options point to
 
@@ -140,6 +145,7 @@ def _create(
         entry.shape = kept(ffi.new("int64_t[]", list(tensor.shape) or [0]))
     options = ffi.new("bagua_plan_options_t *")
     options.name = kept(ffi.new("char[]", name.encode()))
+    options.group = group
     options.tensor_count, options.tensors = len(tensors), entries
     options.bucket_bytes = bucket_bytes
     options.reduce_op = reduction.op

@@ -3,9 +3,9 @@
 A hook on each parameter hands its gradient to a registered plan as soon as autograd has accumulated
 it; a callback at the end of backward waits for the plan. In between the core exchanges buckets.
 
-The first backward only records the order in which gradients get ready: rank 0's order is what the
-plan is laid out in, and the plan is made at the end of that backward. The same happens when the set
-of parameters changes, with the old order.
+The first backward only records the order in which gradients get ready: the first rank's order is
+what the plan is laid out in, and the plan is made at the end of that backward. The same happens
+when the set of parameters changes, with the old order.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import torch
 
 from bagua_ext import basics
 from bagua_ext._core import lib
+from bagua_ext.buckets import Piece, lay_out, ready_order
 from bagua_ext.exceptions import MismatchError
+from bagua_ext.process_sets import ProcessSet, global_process_set, group_of
+from bagua_ext.reduce_ops import Average
 from bagua_ext.torch import _submit
-from bagua_ext.torch._buckets import Piece, lay_out, ready_order
 from bagua_ext.torch._compile import keep_out
 from bagua_ext.torch._plan import Plan, Reduction
-from bagua_ext.torch._reduce_op import Average
 from bagua_ext.torch.operations import broadcast_
 
 Parameter = torch.Tensor
@@ -49,6 +50,8 @@ class Settings:
     bucket_bytes: int
     flatten: bool
     sparse_as_dense: bool
+    by_name: bool = False  # gradients lie in the order of their names, the last one first
+    process_set: ProcessSet = global_process_set
 
     @property
     def repeatable(self) -> bool:
@@ -297,6 +300,7 @@ class Reducer:
             settings.bucket_bytes,
             bucket_of,
             agreed=f"backward_passes_per_step={self.passes}",
+            group=group_of(settings.process_set),
         )
         self._agreed_passes = self.passes
         self._number, self._tensors, self._views = self._plan.number, tensors, self._plan.views
@@ -306,6 +310,9 @@ class Reducer:
 
     def _agreed_order(self, number: dict[int, int]) -> list[int]:
         """Returns an order of the parameters that is the same on every rank."""
+        if self._settings.by_name:
+            names = [self._name_of(parameter) for parameter in self._parameters()]
+            return sorted(number.values(), key=names.__getitem__, reverse=True)
         if self._agreed == basics.generation():
             # The parameters that stay keep their order, which all ranks know.
             known = [number[id(p)] for p in self._tensors if id(p) in number]
@@ -313,7 +320,8 @@ class Reducer:
         ready = [number[id(p)] for p in self._order if id(p) in number]
         order = torch.tensor(ready_order(ready, len(number)))
         try:
-            broadcast_(order, 0, f"{self._settings.name}.order")
+            process_set = self._settings.process_set
+            broadcast_(order, process_set.ranks[0], f"{self._settings.name}.order", process_set)
         except MismatchError:
             # The ranks have different parameters. Registering the plan says which.
             return ready_order([], len(number))
@@ -335,7 +343,8 @@ class Reducer:
             )
 
     def _raise_twice(self, parameter: Parameter, status: int) -> None:
-        if status != lib.BAGUA_INVALID_ARGUMENT:
+        removed = self._settings.process_set.process_set_id is None
+        if status != lib.BAGUA_INVALID_ARGUMENT or removed:
             raise basics.error_of(status)
         raise ValueError(
             f"parameter '{self._name_of(parameter)}' got a second gradient within one backward, "

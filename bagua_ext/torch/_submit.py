@@ -116,7 +116,7 @@ class TakenHandle(Handle):
         return self._tensors
 
     def received(self) -> torch.Tensor | None:
-        """alltoall: rows received from each rank, int64[size]; after ``wait``."""
+        """alltoall: rows received from each rank of the set, int64[size]; after ``wait``."""
         return self._received
 
     def __del__(self) -> None:
@@ -135,12 +135,16 @@ class GroupHandle(TakenHandle):
 
 
 class AlltoallHandle(TakenHandle):
-    """TakenHandle that asks how many rows came from each rank."""
+    """TakenHandle that asks how many rows came from each of the set's ``size`` ranks."""
 
-    __slots__ = ()
+    __slots__ = ("_size",)
+
+    def __init__(self, number: int, tensors: Any, size: int) -> None:
+        super().__init__(number, tensors, None)
+        self._size = size
 
     def _received_splits(self, number: int) -> torch.Tensor | None:
-        splits = torch.empty(basics.size(), dtype=torch.int64)
+        splits = torch.empty(self._size, dtype=torch.int64)
         lib.bagua_result_splits(number, ffi.cast("int64_t *", splits.data_ptr()))
         return splits
 
@@ -245,6 +249,7 @@ def _fill(
     root: int,
     prescale: float,
     postscale: float,
+    group: int,
 ) -> _Scratch:
     """Fills in this thread's request for one contiguous tensor."""
     scratch = _scratch
@@ -272,6 +277,7 @@ def _fill(
     request.root = root
     request.prescale = prescale
     request.postscale = postscale
+    request.group = group
     return scratch
 
 
@@ -284,6 +290,7 @@ def start(
     root: int = 0,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    group: int = 0,
 ) -> int:
     """Starts an allreduce or broadcast of a contiguous tensor and returns the core's handle.
 
@@ -293,7 +300,7 @@ def start(
         ValueError: the tensor cannot be communicated, or ``name`` is in flight already.
         NotInitializedError: before ``init``.
     """
-    scratch = _fill(kind, tensor, output, name, op, root, prescale, postscale)
+    scratch = _fill(kind, tensor, output, name, op, root, prescale, postscale, group)
     handle = scratch.handle
     status = _enqueue(scratch.request, handle)
     if status:
@@ -310,9 +317,10 @@ def run(
     root: int = 0,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    group: int = 0,
 ) -> None:
     """Carries out what ``start`` starts, with the calling thread's help, and waits for it."""
-    scratch = _fill(kind, tensor, output, name, op, root, prescale, postscale)
+    scratch = _fill(kind, tensor, output, name, op, root, prescale, postscale, group)
     status = _run(scratch.request, WAIT_SECONDS, scratch.handle)
     if status == _IN_PROGRESS:
         Handle(scratch.handle[0], (tensor, output), None).wait()
@@ -327,6 +335,7 @@ def start_group(
     op: int,
     prescale: float,
     postscale: float,
+    group: int,
 ) -> int:
     """Starts one allreduce of several contiguous tensors; ``outputs`` may be ``tensors``.
 
@@ -334,14 +343,14 @@ def start_group(
     """
     check_tensors(tensors)
     number = _operations.start_allreduce.default(
-        tensors, outputs, name or "", op, prescale, postscale
+        tensors, outputs, name or "", op, prescale, postscale, group
     )
     return started(number)
 
 
-def barrier() -> None:
-    """Waits until every rank called it."""
-    request = ffi.new("bagua_request_t *", {"kind": lib.BAGUA_BARRIER})
+def barrier(group: int) -> None:
+    """Waits until every rank of ``group`` called it."""
+    request = ffi.new("bagua_request_t *", {"kind": lib.BAGUA_BARRIER, "group": group})
     request.prescale = request.postscale = 1.0
     handle = ffi.new("uint64_t *")
     status = _run(request, WAIT_SECONDS, handle)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from bagua_ext.process_sets import GlobalProcessSet, global_process_set, require_global
+from bagua_ext.process_sets import ProcessSet, global_process_set, group_of
+from bagua_ext.reduce_ops import Average, ReduceOp, chosen_op
 from bagua_ext.torch import _gradients, _submit
 from bagua_ext.torch._compile import keep_out
-from bagua_ext.torch._reduce_op import Average, ReduceOp, chosen_op
 from bagua_ext.torch._submit import AlltoallHandle, Handle, TakenHandle, wants_gradient
 from bagua_ext.torch.compression import Compression, Compressor
 
@@ -33,13 +33,13 @@ def _first(handle: TakenHandle) -> TakenHandle:
 def grouped_allgather_async(
     tensors: Sequence[Tensor],
     name: str | None = None,
-    process_set: GlobalProcessSet = global_process_set,
+    process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Starts gathering each of ``tensors`` from all ranks as one operation under one name."""
-    require_global(process_set)
+    group = group_of(process_set)
     _submit.check_tensors(tensors)
     dense = [tensor.detach() for tensor in tensors]
-    number = _submit.started(torch.ops.bagua_ext.start_allgather(dense, name or ""))
+    number = _submit.started(torch.ops.bagua_ext.start_allgather(dense, name or "", group))
     return TakenHandle(number, dense, None)
 
 
@@ -47,7 +47,7 @@ def grouped_allgather_async(
 def allgather_async(
     tensor: Tensor,
     name: str | None = None,
-    process_set: GlobalProcessSet = global_process_set,
+    process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Starts joining the ranks' tensors along the first dimension."""
     return _first(grouped_allgather_async([tensor], name, process_set))
@@ -56,32 +56,32 @@ def allgather_async(
 def allgather(
     tensor: Tensor,
     name: str | None = None,
-    process_set: GlobalProcessSet = global_process_set,
+    process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """Returns the ranks' tensors joined along the first dimension, in order of rank.
 
     First dimensions may differ between ranks, the others may not. The gradient is this rank's part
     of the sum of all ranks' gradients.
     """
-    require_global(process_set)
+    group = group_of(process_set)
     if _is_compiling():
-        return torch.ops.bagua_ext.allgather(tensor, name or "")
+        return torch.ops.bagua_ext.allgather(tensor, name or "", group)
     if wants_gradient(tensor):
-        return _gradients.Allgather.apply(tensor, name)
-    return allgather_async(tensor, name).wait()
+        return _gradients.Allgather.apply(tensor, name, process_set)
+    return allgather_async(tensor, name, process_set).wait()
 
 
 @keep_out
 def grouped_allgather(
     tensors: Sequence[Tensor],
     name: str | None = None,
-    process_set: GlobalProcessSet = global_process_set,
+    process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """Returns the allgather of each of ``tensors``, carried out as one operation."""
-    require_global(process_set)
     if any(wants_gradient(tensor) for tensor in tensors):
-        return [allgather(t, f"{name}.{i}" if name else None) for i, t in enumerate(tensors)]
-    return grouped_allgather_async(tensors, name).wait()
+        names = [f"{name}.{i}" if name else None for i in range(len(tensors))]
+        return [allgather(t, own, process_set) for t, own in zip(tensors, names, strict=True)]
+    return grouped_allgather_async(tensors, name, process_set).wait()
 
 
 # ---- reducescatter ------------------------------------------------------------------------------
@@ -92,17 +92,17 @@ def grouped_reducescatter_async(
     tensors: Sequence[Tensor],
     name: str | None = None,
     op: ReduceOp = Average,
-    process_set: GlobalProcessSet = global_process_set,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Starts the reducescatter of each of ``tensors`` as one operation under one name."""
-    require_global(process_set)
+    group = group_of(process_set)
     op = chosen_op(None, op)
     _submit.check_tensors(tensors)
     dense = [tensor.detach() for tensor in tensors]
     number = torch.ops.bagua_ext.start_reducescatter(
-        dense, name or "", op, prescale_factor, postscale_factor
+        dense, name or "", op, prescale_factor, postscale_factor, group
     )
     return TakenHandle(_submit.started(number), dense, None)
 
@@ -112,7 +112,7 @@ def reducescatter_async(
     tensor: Tensor,
     name: str | None = None,
     op: ReduceOp = Average,
-    process_set: GlobalProcessSet = global_process_set,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
@@ -126,7 +126,7 @@ def reducescatter(
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
     op: ReduceOp = Average,
-    process_set: GlobalProcessSet = global_process_set,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
@@ -135,14 +135,14 @@ def reducescatter(
     The first dimension is cut into as many parts as there are ranks; if it does not divide, the
     first ranks get one row more. The gradient is defined for Average and Sum.
     """
-    require_global(process_set)
+    group = group_of(process_set)
     op = chosen_op(None, op)
     small, context = compression.compress(tensor)
     scales = (prescale_factor, postscale_factor)
     if _is_compiling():
-        output = torch.ops.bagua_ext.reducescatter(small, name or "", op, *scales)
+        output = torch.ops.bagua_ext.reducescatter(small, name or "", op, *scales, group)
     elif wants_gradient(small):
-        output = _gradients.Reducescatter.apply(small, name, op, *scales)
+        output = _gradients.Reducescatter.apply(small, name, op, *scales, process_set)
     else:
         output = reducescatter_async(small, name, op, process_set, *scales).wait()
     return compression.decompress(output, context)
@@ -154,7 +154,7 @@ def grouped_reducescatter(
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
     op: ReduceOp = Average,
-    process_set: GlobalProcessSet = global_process_set,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
@@ -186,14 +186,14 @@ def alltoall_async(
     tensor: Tensor,
     splits: Tensor | Sequence[int] | None = None,
     name: str | None = None,
-    process_set: GlobalProcessSet = global_process_set,
+    process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Starts sending rows of ``tensor`` to every rank; the result is as ``alltoall``'s."""
-    require_global(process_set)
+    group = group_of(process_set)
     _submit.check_tensors([tensor])
     dense = tensor.detach()
-    number = torch.ops.bagua_ext.start_alltoall(dense, _rows(splits), name or "")
-    handle = AlltoallHandle(_submit.started(number), dense, None)
+    number = torch.ops.bagua_ext.start_alltoall(dense, _rows(splits), name or "", group)
+    handle = AlltoallHandle(_submit.started(number), dense, process_set.size())
     if splits is None:
         return _first(handle)
     handle._settle = lambda: (handle.results()[0], handle.received())
@@ -204,7 +204,7 @@ def alltoall(
     tensor: Tensor,
     splits: Tensor | Sequence[int] | None = None,
     name: str | None = None,
-    process_set: GlobalProcessSet = global_process_set,
+    process_set: ProcessSet = global_process_set,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Sends ``splits[i]`` rows of ``tensor`` to rank i; returns the rows received, by rank.
 
@@ -215,11 +215,11 @@ def alltoall(
         ValueError: ``splits`` does not hold one non-negative number per rank or does not add up to
             the number of rows; on this rank alone.
     """
-    require_global(process_set)
+    group = group_of(process_set)
     if _is_compiling():
-        output, received = torch.ops.bagua_ext.alltoall(tensor, _rows(splits), name or "")
+        output, received = torch.ops.bagua_ext.alltoall(tensor, _rows(splits), name or "", group)
     elif wants_gradient(tensor):
-        output, received = _gradients.Alltoall.apply(tensor, _rows(splits), name)
+        output, received = _gradients.Alltoall.apply(tensor, _rows(splits), name, process_set)
     else:
-        return alltoall_async(tensor, splits, name).wait()
+        return alltoall_async(tensor, splits, name, process_set).wait()
     return output if splits is None else (output, received)

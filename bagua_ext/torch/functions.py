@@ -13,9 +13,9 @@ import torch
 
 from bagua_ext import basics
 from bagua_ext.exceptions import MismatchError
-from bagua_ext.process_sets import GlobalProcessSet, global_process_set, require_global
+from bagua_ext.process_sets import ProcessSet, global_process_set, group_of
+from bagua_ext.reduce_ops import Min
 from bagua_ext.torch._compile import keep_out
-from bagua_ext.torch._reduce_op import Min
 from bagua_ext.torch.exchanges import allgather
 from bagua_ext.torch.operations import allreduce, broadcast_
 
@@ -42,34 +42,32 @@ def broadcast_object(
     obj: Any = None,
     root_rank: int = 0,
     name: str | None = None,
-    process_set: GlobalProcessSet = global_process_set,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Returns rank ``root_rank``'s ``obj`` on every rank; that rank gets its own object back.
 
     The object is pickled; the other ranks' ``obj`` is ignored.
     """
-    require_global(process_set)
     name = name or "broadcast_object"
     is_root = basics.rank() == root_rank
     data = _to_bytes(obj) if is_root else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([data.numel()])
-    broadcast_(length, root_rank, f"{name}.length")
+    broadcast_(length, root_rank, f"{name}.length", process_set)
     if not is_root:
         data = torch.empty(int(length), dtype=torch.uint8)
-    broadcast_(data, root_rank, f"{name}.bytes")
+    broadcast_(data, root_rank, f"{name}.bytes", process_set)
     return obj if is_root else _from_bytes(data)
 
 
 @keep_out
 def allgather_object(
-    obj: Any, name: str | None = None, process_set: GlobalProcessSet = global_process_set
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Returns the ranks' objects, in order of rank. The objects are pickled."""
-    require_global(process_set)
     name = name or "allgather_object"
     data = _to_bytes(obj)
-    lengths = allgather(torch.tensor([data.numel()]), f"{name}.length")
-    parts = allgather(data, f"{name}.bytes").split(lengths.tolist())
+    lengths = allgather(torch.tensor([data.numel()]), f"{name}.length", process_set)
+    parts = allgather(data, f"{name}.bytes", process_set).split(lengths.tolist())
     return [_from_bytes(part) for part in parts]
 
 
@@ -83,39 +81,44 @@ def _signature(named: NamedTensors) -> list[tuple[str, str]]:
     ]
 
 
-def _require_same(named: NamedTensors, what: str) -> None:
+def _require_same(named: NamedTensors, what: str, process_set: ProcessSet) -> None:
     """Raises MismatchError on every rank unless all have the same names, shapes and dtypes."""
     signature = _signature(named)
     digest = hashlib.sha256(repr(signature).encode()).digest()
     mine = int.from_bytes(digest[:7], "little")
     # Two ranks differ exactly if the smallest and the largest value do.
-    bounds = allreduce(torch.tensor([mine, -mine]), name=f"{what}.check", op=Min)
+    bounds = allreduce(
+        torch.tensor([mine, -mine]), name=f"{what}.check", op=Min, process_set=process_set
+    )
     if bounds[0] == -bounds[1]:
         return
-    raise MismatchError(_difference(allgather_object(signature, f"{what}.signature"), what))
+    signatures = allgather_object(signature, f"{what}.signature", process_set)
+    raise MismatchError(_difference(signatures, process_set.ranks, what))
 
 
-def _difference(signatures: list[list[tuple[str, str]]], what: str) -> str:
+def _difference(signatures: list[list[tuple[str, str]]], ranks: list[int], what: str) -> str:
     first = dict(signatures[0])
-    for rank, other in enumerate(signatures[1:], start=1):
+    for rank, other in zip(ranks[1:], signatures[1:], strict=True):
         for name, kind in other:
             if first.get(name, "nothing") != kind:
                 return (
-                    f"{what} '{name}': rank {rank} has {kind}, rank 0 has "
+                    f"{what} '{name}': rank {rank} has {kind}, rank {ranks[0]} has "
                     f"{first.get(name, 'nothing')}. All ranks must build the same model."
                 )
         for name, kind in first.items():
             if name not in dict(other):
                 return (
-                    f"{what} '{name}': rank {rank} has nothing, rank 0 has {kind}. "
+                    f"{what} '{name}': rank {rank} has nothing, rank {ranks[0]} has {kind}. "
                     "All ranks must build the same model."
                 )
     return f"{what}: the ranks have the same tensors in different order. Build them in one order."
 
 
-def _broadcast_tensors(named: NamedTensors, root_rank: int, what: str) -> None:
+def _broadcast_tensors(
+    named: NamedTensors, root_rank: int, what: str, process_set: ProcessSet
+) -> None:
     """Overwrites ``named`` with the root's values: one broadcast for each dtype."""
-    _require_same(named, what)
+    _require_same(named, what, process_set)
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for _, tensor in named:
         if tensor.numel():
@@ -123,10 +126,10 @@ def _broadcast_tensors(named: NamedTensors, root_rank: int, what: str) -> None:
     for dtype, tensors in by_dtype.items():
         name = f"{what}.{str(dtype).removeprefix('torch.')}"
         if len(tensors) == 1:
-            broadcast_(tensors[0], root_rank, name)
+            broadcast_(tensors[0], root_rank, name, process_set)
             continue
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        broadcast_(flat, root_rank, name)
+        broadcast_(flat, root_rank, name, process_set)
         for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             tensor.copy_(part.view(tensor.shape))
 
@@ -135,7 +138,7 @@ def _broadcast_tensors(named: NamedTensors, root_rank: int, what: str) -> None:
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, Any]],
     root_rank: int,
-    process_set: GlobalProcessSet = global_process_set,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Overwrites the tensors of ``params`` with rank ``root_rank``'s.
 
@@ -146,14 +149,15 @@ def broadcast_parameters(
         ValueError: ``params`` is neither.
         MismatchError: on every rank, if names, shapes or dtypes differ; nothing is changed.
     """
-    require_global(process_set)
+    group_of(process_set)  # raises, whatever `params` holds
     items = list(params.items()) if isinstance(params, Mapping) else list(params)
     if not all(isinstance(item, tuple) and len(item) == 2 for item in items):
         raise ValueError(
             "params must be a state_dict or an iterable of (name, tensor), as named_parameters() "
             "returns"
         )
-    _broadcast_tensors([i for i in items if isinstance(i[1], Tensor)], root_rank, "parameter")
+    tensors = [item for item in items if isinstance(item[1], Tensor)]
+    _broadcast_tensors(tensors, root_rank, "parameter", process_set)
 
 
 # ---- Optimizer state ----------------------------------------------------------------------------
@@ -207,18 +211,17 @@ def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int,
     model: torch.nn.Module | None = None,
-    process_set: GlobalProcessSet = global_process_set,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Gives every rank rank ``root_rank``'s optimizer state and hyperparameters.
 
     The other ranks' state is replaced, whether it was there or not. ``model`` is accepted for
     Horovod's sake and not needed.
     """
-    require_global(process_set)
     is_root = basics.rank() == root_rank
     sent: list[Tensor] = []
     structure = _take_tensors(optimizer.state_dict(), sent) if is_root else None
-    structure = broadcast_object(structure, root_rank, "optimizer_state")
+    structure = broadcast_object(structure, root_rank, "optimizer_state", process_set)
     slots: list[_Slot] = []
     _find_slots(structure, slots)
     tensors = {
@@ -226,6 +229,6 @@ def broadcast_optimizer_state(
         for slot in slots
     }
     named = [(f"state {index}", tensor) for index, tensor in sorted(tensors.items())]
-    _broadcast_tensors(named, root_rank, "optimizer_state")
+    _broadcast_tensors(named, root_rank, "optimizer_state", process_set)
     if not is_root:
         optimizer.load_state_dict(_put_tensors(structure, tensors))

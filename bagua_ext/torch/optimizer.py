@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from bagua_ext import basics
-from bagua_ext.process_sets import GlobalProcessSet, global_process_set, require_global
+from bagua_ext.process_sets import ProcessSet, global_process_set, group_of
+from bagua_ext.reduce_ops import Average, ReduceOp, Sum, chosen_op
 from bagua_ext.torch._compile import keep_out
 from bagua_ext.torch._plan import Reduction
-from bagua_ext.torch._reduce_op import Average, ReduceOp, Sum, chosen_op
 from bagua_ext.torch._reducer import Reducer, Settings
 from bagua_ext.torch.compression import Compression, Compressor
 
 Parameter = torch.Tensor
 
 _DEFAULT_BUCKET_BYTES = 10 << 20
-# Optimizers are numbered as they are made, which every rank does in the same order.
-_numbers = itertools.count()
+# Optimizers of one set are numbered as they are made, which its ranks do in the same order.
+_numbers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """Wraps ``optimizer`` so that each step uses gradients reduced over all ranks.
+    """Wraps ``optimizer`` so that each step uses gradients reduced over all ranks of a set.
 
     When ``backward`` of a step's last pass returns, ``grad`` of every parameter that some rank used
     holds the reduced gradient, as with one process and the joined batch; parameters that no rank
@@ -46,14 +48,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         num_groups: number of buckets to share the parameters out to; 0: by size.
         groups: lists of parameters that share a bucket, or a number as ``num_groups``.
         sparse_as_dense: make sparse gradients dense; otherwise they are an error.
-        process_set: only global_process_set yet.
+        process_set: the ranks to reduce over, of which this one must be.
         algorithm: None (reduces gradients by ``op``); nothing else is there yet.
         bucket_bytes: largest bucket in bytes; None: BAGUA_BUCKET_BYTES or 10 MiB.
         flatten: let gradients be views of the buckets.
 
     Raises:
         NotInitializedError: before ``init``.
-        ValueError: an argument is wrong or not supported yet.
+        ValueError: an argument is wrong or not supported yet, or this rank is not in
+            ``process_set``.
     """
 
     # Loss scalers then unscale the gradients themselves, which are the same on all ranks.
@@ -70,7 +73,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         num_groups: int = 0,
         groups: Sequence[Sequence[Parameter]] | int | None = None,
         sparse_as_dense: bool = False,
-        process_set: GlobalProcessSet = global_process_set,
+        process_set: ProcessSet = global_process_set,
         *,
         algorithm: Any = None,
         bucket_bytes: int | None = None,
@@ -78,7 +81,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         # The base class's constructor would give this object parameter groups of its own.
         basics.size()
-        require_global(process_set)
+        group_of(process_set)
         if algorithm is not None:
             raise ValueError(
                 f"algorithm={algorithm!r} is not there yet; None (gradients are averaged) is"
@@ -92,11 +95,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "group_of": _grouped(optimizer, num_groups, groups),
             "passes": backward_passes_per_step,
             "settings": Settings(
-                name=f"DistributedOptimizer.{next(_numbers)}",
+                name=f"DistributedOptimizer.{_next_number(process_set)}",
                 reduction=_reduction(op, gradient_predivide_factor, compression),
                 bucket_bytes=_checked_bucket_bytes(bucket_bytes),
                 flatten=flatten,
                 sparse_as_dense=sparse_as_dense,
+                process_set=process_set,
             ),
         }
         self._start()
@@ -114,6 +118,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             settings=self._arguments["settings"],
             passes=self._arguments["passes"],
         )
+
+    def _lay_out_by_name(self, plan_name: str) -> None:
+        """Gives the gradients an order that ranks of other frameworks have too; before a step."""
+        settings = self._arguments["settings"]
+        self._arguments["settings"] = replace(settings, name=plan_name, by_name=True)
+        self._start()
 
     # ---- A step -------------------------------------------------------------------------------
 
@@ -235,6 +245,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._optimizer = state["optimizer"]
         self._arguments = state["arguments"]
         self._start()
+
+
+def _next_number(process_set: ProcessSet) -> int:
+    ranks = () if process_set is global_process_set else tuple(process_set.ranks)
+    return next(_numbers[ranks])
 
 
 # ---- Arguments ----------------------------------------------------------------------------------

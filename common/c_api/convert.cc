@@ -60,7 +60,7 @@ Status AddTensor(const bagua_tensor_t& input, const bagua_tensor_t* output, Oper
 }
 
 Status CheckEnumerations(const bagua_request_t& request) {
-  if (request.kind < 0 || request.kind > BAGUA_BARRIER)
+  if (request.kind < 0 || request.kind > BAGUA_JOIN)
     return Invalid(StrCat("unknown kind of operation ", request.kind));
   if (request.reduce_op < 0 || request.reduce_op >= kReduceOpCount)
     return Invalid(StrCat("unknown reduce op ", request.reduce_op));
@@ -69,6 +69,17 @@ Status CheckEnumerations(const bagua_request_t& request) {
     return Invalid(StrCat(request.tensor_count, " tensors without inputs"));
   if (request.split_count < 0 || (request.split_count > 0 && request.splits == nullptr))
     return Invalid(StrCat(request.split_count, " splits without values"));
+  return {};
+}
+
+// Where the last rank to join is written.
+Status AddJoinOutput(const bagua_tensor_t& output, Operation* operation) {
+  TensorMeta to;
+  BAGUA_RETURN_IF_ERROR(ToMeta(output.dtype, output.device, output.ndim, output.shape, &to));
+  if (to.dtype != DType::kInt32 || to.shape.count() != 1 || to.device != kCpu ||
+      output.data == nullptr)
+    return Invalid(StrCat("join: the output is one int32 on the CPU, got ", Describe(to)));
+  operation->outputs.push_back(static_cast<std::byte*>(output.data));
   return {};
 }
 
@@ -90,6 +101,14 @@ Result<OperationPtr> ToOperation(const bagua_request_t* request, int group_size)
   operation->allocate = request->allocate;
   operation->done = request->done;
   operation->context = request->context;
+  operation->received_splits_out = request->received_splits;
+  if (own.kind == Kind::kJoin) {
+    operation->name = kJoinName;
+    if (request->outputs != nullptr) {
+      const Status added = AddJoinOutput(request->outputs[0], operation.get());
+      if (!added.ok()) return added;
+    }
+  }
   for (int32_t i = 0; i < request->tensor_count; ++i) {
     const bagua_tensor_t* output = request->outputs != nullptr ? &request->outputs[i] : nullptr;
     const Status added = AddTensor(request->inputs[i], output, operation.get());
@@ -105,6 +124,12 @@ Result<OperationPtr> ToOperation(const bagua_request_t* request, int group_size)
     }
   }
   return operation;
+}
+
+Result<std::vector<int>> ToRanks(const int32_t* ranks, int32_t count) {
+  if (count < 0 || (count > 0 && ranks == nullptr))
+    return Invalid(StrCat("a process set of ", count, " ranks without a list"));
+  return std::vector<int>(ranks, ranks + count);
 }
 
 Result<PlanOptions> ToPlanOptions(const bagua_plan_options_t* options) {

@@ -25,6 +25,10 @@ class Cpu final : public Device {
   void Copy(void* dst, const void* src, size_t bytes) const override {
     if (bytes > 0) std::memcpy(dst, src, bytes);
   }
+
+  void Clear(void* dst, size_t bytes) const override {
+    if (bytes > 0) std::memset(dst, 0, bytes);
+  }
 };
 
 }  // namespace

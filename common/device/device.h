@@ -26,6 +26,8 @@ class Device {
   virtual Result<DeviceMemory> Allocate(size_t bytes) const = 0;
   // Both on this device, not overlapping; done when it returns. `bytes` 0 allows null pointers.
   virtual void Copy(void* dst, const void* src, size_t bytes) const = 0;
+  // Writes zeros; done when it returns.
+  virtual void Clear(void* dst, size_t bytes) const = 0;
 };
 
 // The device of tensors numbered `index`. kInvalidArgument naming what is missing.

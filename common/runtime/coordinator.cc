@@ -44,18 +44,14 @@ bool SplitsFit(const Request& request, size_t size) {
 
 }  // namespace
 
-std::string JoinRanks(const std::vector<int>& ranks) {
-  if (ranks.empty()) return "other ranks";
-  std::string text;
-  for (const int rank : ranks) text += StrCat(text.empty() ? "" : ", ", rank);
-  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
-}
-
 Coordinator::Coordinator(std::vector<int> ranks, const Config& config)
     : ranks_(std::move(ranks)),
       capacity_(config.cache_capacity),
       fusion_bytes_(config.fusion_bytes),
-      timed_out_(ranks_.size()) {}
+      ended_without_(ranks_.size()),
+      dropped_(ranks_.size()),
+      joined_(ranks_.size()),
+      repeats_(ranks_.size()) {}
 
 Status Coordinator::Receive(int rank, Submission submission, Deadline now, uint64_t heard) {
   Key key{submission.name, submission.sequence};
@@ -65,14 +61,17 @@ Status Coordinator::Receive(int rank, Submission submission, Deadline now, uint6
   if (submission.id != 0) {
     const auto known = known_.find(submission.id);
     // Forgotten meanwhile: the rank submits in full once it learns of it.
-    if (known == known_.end()) return {};
+    if (known == known_.end()) {
+      dropped_[rank] = told_ + 1;
+      return {};
+    }
     if (known->second.name.empty() != (submission.sequence != 0))
       return Status(StatusCode::kInternal, StrCat("rank ", ranks_[rank], " submitted id ",
                                                   submission.id, " under a wrong number"));
     key.name = known->second.name;
   }
-  std::erase_if(timed_out_[rank], [heard](const auto& late) { return late.second <= heard; });
-  if (timed_out_[rank].contains(key)) return {};
+  std::erase_if(ended_without_[rank], [heard](const auto& late) { return late.second <= heard; });
+  if (ended_without_[rank].contains(key)) return {};
   if (submission.id != 0) ++known_.at(submission.id).pending;
   Pending& pending = pending_[key];
   if (pending.submissions.empty()) {
@@ -87,21 +86,82 @@ Status Coordinator::Receive(int rank, Submission submission, Deadline now, uint6
     response_.renewals.push_back({ranks_[rank], key.name,
                                   static_cast<uint32_t>(submission.request.position[0]),
                                   static_cast<uint64_t>(submission.request.position[1])});
+  const bool joins = submission.request.kind == Kind::kJoin;
   pending.submissions[rank] = std::move(submission);
   pending.submitted[rank] = true;
+  pending.last = rank;
   ++pending.count;
-  if (!left_.ok() || pending.count == static_cast<int>(ranks_.size())) {
-    auto node = pending_.extract(key);
+  if (joins && left_.ok()) Join(rank, heard);
+  const auto waiting = pending_.find(key);
+  if (!left_.ok() || IsComplete(waiting->second)) {
+    auto node = pending_.extract(waiting);
     Complete(key, std::move(node.mapped()));
   }
   return {};
 }
+
+// ---- Joining ------------------------------------------------------------------------------------
+
+void Coordinator::Join(int rank, uint64_t heard) {
+  joined_[rank] = true;
+  repeats_[rank] = heard < dropped_[rank];
+  ++joined_count_;
+  response_.joined.push_back(ranks_[rank]);
+  std::vector<Key> complete;
+  for (const auto& [key, pending] : pending_)
+    if (key.name != kJoinName && IsComplete(pending)) complete.push_back(key);
+  for (const Key& key : complete) {
+    auto node = pending_.extract(key);
+    Complete(key, std::move(node.mapped()));
+  }
+}
+
+void Coordinator::EndJoin() {
+  joined_.assign(ranks_.size(), false);
+  repeats_.assign(ranks_.size(), false);
+  joined_count_ = 0;
+}
+
+void Coordinator::NoteProgress(Deadline at) {
+  if (joined_count_ == 0) return;
+  Pending& join = pending_.at({kJoinName, 0});
+  join.since = std::max(join.since, at);
+}
+
+bool Coordinator::IsComplete(const Pending& pending) const {
+  if (pending.count == static_cast<int>(ranks_.size())) return true;
+  if (joined_count_ == 0) return false;
+  for (size_t r = 0; r < ranks_.size(); ++r)
+    if (!pending.submitted[r] && !joined_[r]) return false;
+  return true;
+}
+
+Status Coordinator::CheckServable(const Key& key, const Pending& pending) {
+  const auto first = std::find(pending.submitted.begin(), pending.submitted.end(), true);
+  const Request& request =
+      RequestOf(pending, static_cast<size_t>(first - pending.submitted.begin()));
+  if (request.kind == Kind::kAllreduce &&
+      (request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage)) {
+    for (size_t r = 0; r < ranks_.size(); ++r)
+      if (!pending.submitted[r] && repeats_[r]) ended_without_[r][key] = told_ + 1;
+    return {};
+  }
+  const std::vector<int> joined = Missing(pending);
+  return Status(StatusCode::kMismatch,
+                StrCat(DescribeOperation(request.kind, key.name, key.sequence), ": ",
+                       JoinRanks(joined), joined.size() == 1 ? " has" : " have",
+                       " joined. Until all ranks have, only allreduces with op Sum or Average are "
+                       "possible; submit anything else before the first join or after the last."));
+}
+
+// ---- Agreeing -----------------------------------------------------------------------------------
 
 void Coordinator::Complete(const Key& key, Pending pending) {
   if (!left_.ok()) {
     Fail(key, pending, left_);
     return;
   }
+  if (key.name == kJoinName) EndJoin();
   ReleaseIds(pending);
   Request first;
   Agreement agreement = Agree(key, pending, &first);
@@ -118,10 +178,10 @@ Agreement Coordinator::Agree(const Key& key, Pending& pending, Request* first) {
   Agreement agreement;
   agreement.name = key.name;
   agreement.sequence = key.sequence;
-  const uint32_t id = pending.submissions[0].id;
-  const bool same = std::all_of(pending.submissions.begin(), pending.submissions.end(),
-                                [id](const Submission& s) { return s.id == id; });
-  if (id != 0 && same) {
+  const bool whole = pending.count == static_cast<int>(ranks_.size());
+  if (!whole) agreement.error = CheckServable(key, pending);
+  if (!agreement.error.ok()) return agreement;
+  if (const uint32_t id = CommonId(pending); id != 0) {
     Known& known = known_.at(id);
     uses_.splice(uses_.end(), uses_, known.use);
     agreement.id = id;
@@ -130,22 +190,44 @@ Agreement Coordinator::Agree(const Key& key, Pending& pending, Request* first) {
     return agreement;
   }
   std::vector<Request> requests;
+  std::vector<int> from;
   for (size_t r = 0; r < ranks_.size(); ++r) {
+    if (!pending.submitted[r]) continue;
     Submission& submission = pending.submissions[r];
     requests.push_back(submission.id != 0 ? known_.at(submission.id).requests[r]
                                           : std::move(submission.request));
+    from.push_back(ranks_[r]);
   }
   const std::string what = DescribeOperation(requests[0].kind, key.name, key.sequence);
-  Result<Sizes> sizes = Reconcile(what, requests, ranks_);
+  Result<Sizes> sizes = Reconcile(what, requests, from);
   if (!sizes.ok()) {
     agreement.error = sizes.status();
     return agreement;
   }
   agreement.sizes = sizes.value();
   *first = requests[0];
-  if (first->kind != Kind::kRegisterPlan)
+  if (first->kind == Kind::kJoin) agreement.sizes = {ranks_[pending.last]};
+  if (!whole)
+    agreement.served = *first;
+  else if (first->kind < Kind::kJoin)
     agreement.id = Remember(key, std::move(requests), agreement.sizes);
   return agreement;
+}
+
+const Request& Coordinator::RequestOf(const Pending& pending, size_t rank) const {
+  const Submission& submission = pending.submissions[rank];
+  return submission.id != 0 ? known_.at(submission.id).requests[rank] : submission.request;
+}
+
+uint32_t Coordinator::CommonId(const Pending& pending) const {
+  uint32_t common = 0;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    if (!pending.submitted[r]) continue;
+    const uint32_t id = pending.submissions[r].id;
+    if (id == 0 || (common != 0 && id != common)) return 0;
+    common = id;
+  }
+  return common;
 }
 
 uint32_t Coordinator::Remember(const Key& key, std::vector<Request> requests, const Sizes& sizes) {
@@ -194,6 +276,7 @@ void Coordinator::Fail(const Key& key, const Pending& pending, const Status& err
   agreement.name = key.name;
   agreement.sequence = key.sequence;
   agreement.error = error.WithContext(DescribePending(key, pending));
+  if (key.name == kJoinName) EndJoin();
   ReleaseIds(pending);
   AddToUnits(std::move(agreement), Request{});
 }
@@ -207,10 +290,7 @@ Response Coordinator::TakeResponse() {
 std::string Coordinator::DescribePending(const Key& key, const Pending& pending) const {
   for (size_t r = 0; r < ranks_.size(); ++r) {
     if (!pending.submitted[r]) continue;
-    const Submission& submission = pending.submissions[r];
-    const Request& request =
-        submission.id != 0 ? known_.at(submission.id).requests[r] : submission.request;
-    return DescribeOperation(request.kind, key.name, key.sequence);
+    return DescribeOperation(RequestOf(pending, r).kind, key.name, key.sequence);
   }
   return key.name;
 }
@@ -249,7 +329,7 @@ void Coordinator::TimeOut(Deadline submitted_before, double seconds) {
     auto node = pending_.extract(key);
     const std::string missing = JoinRanks(Missing(node.mapped()));
     for (size_t r = 0; r < ranks_.size(); ++r)
-      if (!node.mapped().submitted[r]) timed_out_[r][key] = told_ + 1;
+      if (!node.mapped().submitted[r]) ended_without_[r][key] = told_ + 1;
     Fail(key, node.mapped(),
          Status(StatusCode::kTimeout,
                 StrCat("waited ", seconds, " s for ", missing,

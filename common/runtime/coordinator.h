@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <list>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -35,8 +36,10 @@ struct Agreement {
   bool known = false;  // every rank has `id` and its sizes already; name and sizes do not travel
   uint64_t sequence = 0;
   std::string name;
-  Sizes sizes;
+  Sizes sizes;  // kJoin: the last rank to join
   Status error;
+  // Set where ranks that joined take part without having submitted it: what they do not know of it.
+  std::optional<Request> served = std::nullopt;
 };
 
 // A step of the total order: agreements of one unit are carried out as one collective. Ids in
@@ -56,7 +59,10 @@ struct Response {
   std::vector<uint32_t> forgotten;
   std::vector<Unit> units;
   std::vector<Renewal> renewals;
-  bool empty() const { return forgotten.empty() && units.empty() && renewals.empty(); }
+  std::vector<int32_t> joined;  // global ranks that joined since the response before
+  bool empty() const {
+    return forgotten.empty() && units.empty() && renewals.empty() && joined.empty();
+  }
 };
 
 Bytes Encode(const Response& response);
@@ -69,9 +75,9 @@ struct Stall {
   Deadline since;
 };
 
-// "rank 3" or "ranks 3, 7".
-std::string JoinRanks(const std::vector<int>& ranks);
-
+// A rank that joined gives zeros to the allreduces (sums and averages) of the others, whatever else
+// they submit fails, until all have joined, when the join is agreed on behind everything else.
+//
 // Thread-safety: the thread that drives the engine's loop.
 class Coordinator {
  public:
@@ -90,6 +96,8 @@ class Coordinator {
   // Fails what has waited since before `submitted_before`; the text says `seconds`.
   void TimeOut(Deadline submitted_before, double seconds);
   bool has_pending() const { return !pending_.empty(); }
+  // Work went on until `at`: those who joined do not wait in vain.
+  void NoteProgress(Deadline at);
 
  private:
   struct Pending;
@@ -105,11 +113,19 @@ class Coordinator {
     std::vector<Submission> submissions;  // by rank
     std::vector<bool> submitted;
     int count = 0;
+    int last = 0;  // the rank that submitted last
     Deadline since;
   };
 
+  void Join(int rank, uint64_t heard);
+  void EndJoin();
+  bool IsComplete(const Pending& pending) const;
   void Complete(const Key& key, Pending pending);
   Agreement Agree(const Key& key, Pending& pending, Request* first);
+  // The operation that every rank that submitted `pending` knows by the same id; 0 if none.
+  uint32_t CommonId(const Pending& pending) const;
+  const Request& RequestOf(const Pending& pending, size_t rank) const;
+  Status CheckServable(const Key& key, const Pending& pending);
   void Fail(const Key& key, const Pending& pending, const Status& error);
   void ReleaseIds(const Pending& pending);
   uint32_t Remember(const Key& key, std::vector<Request> requests, const Sizes& sizes);
@@ -129,9 +145,15 @@ class Coordinator {
   Status left_;  // why nothing can complete any more
   Response response_;
   uint64_t told_ = 0;  // responses that were taken
-  // By rank: what timed out without it, with the number of the response that says so. What it
-  // submits before it hears of that, it ends when it does.
-  std::vector<std::unordered_map<Key, uint64_t, OperationKeyHash>> timed_out_;
+  // By rank: what ended without it, with the number of the response that says so. What it submits
+  // before it hears of that, it ends when it does.
+  std::vector<std::unordered_map<Key, uint64_t, OperationKeyHash>> ended_without_;
+  // By rank: the response by which it knows all ids that its dropped submissions named.
+  std::vector<uint64_t> dropped_;
+  std::vector<bool> joined_;  // by rank
+  int joined_count_ = 0;
+  // By rank: it joined before it knew that submissions of its were dropped; it will repeat them.
+  std::vector<bool> repeats_;
   // Units of response_ that may take in more: what must be equal, the unit, its bytes.
   struct Open {
     std::string key;

@@ -38,19 +38,16 @@ Engine::Engine(Wiring wiring, Config config, Logger::Sink log_sink)
       topology_(Topology::Of(HostsOf(wiring_), wiring_.rank)),
       logger_(wiring_.rank, ParseLogLevel(config_.log_level), std::move(log_sink)),
       mesh_(wiring_.rank, TakePipes(&wiring_), &scheduler_),
+      plans_(&mesh_, [this] { wake_ = true; }),
       loop_(this, wiring_.bell.get(), SpinTime(config_, topology_.local_size)) {
   context_ = {&config_,
               &wiring_,
               &mesh_,
               &scheduler_,
               &counters_,
-              [this](std::shared_ptr<Plan> plan) {
-                Task<Status> run = plan->Run();
-                // Dropped while the ranks agreed on it: nobody else looks for it.
-                if (plan->dropped()) plan_dropped_.store(true, std::memory_order_release);
-                plans_.push_back({std::move(plan), std::move(run)});
-              },
-              [this] { wake_ = true; }};
+              &plans_,
+              [this](OperationPtr operation) { return MakeGroup(std::move(operation)); },
+              [this](const OperationPtr& operation) { EndGroup(operation); }};
 }
 
 Result<std::unique_ptr<Engine>> Engine::Start(Wiring wiring, Config config, Deadline deadline,
@@ -66,76 +63,13 @@ Result<std::unique_ptr<Engine>> Engine::Start(Wiring wiring, Config config, Dead
   }
   const Status started = engine->loop_.Start();
   if (!started.ok()) return started;
-  std::vector<int> everyone;
-  for (int r = 0; r < engine->size(); ++r) everyone.push_back(r);
-  const Result<uint32_t> group = engine->AddGroup(std::move(everyone), deadline);
-  if (!group.ok()) return group.status();
+  const Status met = engine->MeetEveryone(deadline);
+  if (!met.ok()) return met;
   return engine;
 }
 
 Engine::~Engine() {
   Shutdown();
-}
-
-Result<uint32_t> Engine::AddGroup(std::vector<int> ranks, Deadline deadline) {
-  const auto own = std::find(ranks.begin(), ranks.end(), rank());
-  const bool valid = std::is_sorted(ranks.begin(), ranks.end()) && !ranks.empty() &&
-                     ranks.front() >= 0 && ranks.back() < size() &&
-                     std::adjacent_find(ranks.begin(), ranks.end()) == ranks.end();
-  if (!valid || own == ranks.end())
-    return Status(StatusCode::kInvalidArgument,
-                  StrCat("a group needs ascending ranks of 0 to ", size() - 1,
-                         " with its maker, rank ", rank(), ", among them"));
-  const GroupRanks members{ranks, static_cast<int>(own - ranks.begin())};
-  std::lock_guard one_at_a_time(making_group_);
-  uint32_t id = 0;
-  {
-    std::lock_guard lock(mutex_);
-    id = groups_made_++;
-  }
-  Group* group = loop_.AsDriver([&] {
-    LiveGroup& live = groups_[id];
-    live.group = std::make_unique<Group>(id, members, &context_);
-    return live.group.get();
-  });
-  const Status connected = Connect(group, deadline);
-  if (!connected.ok()) return connected;
-  loop_.AsDriver([&] {
-    LiveGroup& live = groups_[id];
-    live.run = group->Run();
-    live.connected = true;
-    for (const Mesh::Control& control : early_[id])
-      if (const Status status = OnControl(control); !status.ok() && failure_.ok()) Abort(status);
-    early_.erase(id);
-  });
-  std::lock_guard lock(mutex_);
-  group_entries_[id].ranks = std::move(ranks);
-  return id;
-}
-
-Status Engine::Connect(Group* group, Deadline deadline) {
-  Task<Status> connecting;
-  std::atomic<bool> connected{false};
-  loop_.AsDriver([&] {
-    connecting = group->Connect();
-    connecting_ = {&connecting, &connected};
-  });
-  const bool met =
-      loop_.WaitUntil([&] { return connected.load(std::memory_order_acquire); }, deadline);
-  return loop_.AsDriver([&]() -> Status {
-    connecting_ = {};
-    if (met) return connecting.Take();
-    const std::vector<int> missing = scheduler_.AwaitedPeers();
-    connecting = {};
-    return Status(StatusCode::kTimeout,
-                  StrCat("waited for the shared memory of ", JoinRanks(missing)));
-  });
-}
-
-int Engine::GroupSize(uint32_t group) {
-  std::lock_guard lock(mutex_);
-  const auto found = group_entries_.find(group);
-  return found == group_entries_.end() ? 0 : static_cast<int>(found->second.ranks.size());
 }
 
 // ---- Operations ---------------------------------------------------------------------------------
@@ -147,19 +81,38 @@ Status Engine::Admit(Operation* operation) {
   const auto found = group_entries_.find(operation->request.group);
   if (found == group_entries_.end())
     return Status(StatusCode::kInvalidArgument,
-                  StrCat(operation->Describe(), ": there is no group ", operation->request.group));
+                  StrCat(operation->Describe(), ": there is no process set ",
+                         operation->request.group, "; it was removed, or never added"));
   GroupEntry& entry = found->second;
   BAGUA_RETURN_IF_ERROR(Validate(*operation, entry.ranks, rank()));
+  if (entry.joining)
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat(operation->Describe(),
+                         ": this rank has joined. Wait until join ends, when all ranks have."));
+  if (entry.removing)
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat(operation->Describe(), ": process set ", operation->request.group, " (",
+                         JoinRanks(entry.ranks), ") is being removed"));
   if (operation->name.empty())
     operation->sequence = ++entry.unnamed;
-  else if (!entry.names.insert(operation->name).second)
+  else if (entry.in_flight.contains({operation->name, 0}))
     return Status(StatusCode::kInvalidArgument,
                   StrCat(operation->Describe(),
                          " is in flight already. Wait for it, or give this one another name."));
+  if (operation->request.kind == Kind::kRemoveGroup) BAGUA_RETURN_IF_ERROR(AdmitRemoval(operation));
+  if (operation->request.kind == Kind::kJoin) {
+    entry.joining = true;
+    joins_.fetch_add(1, std::memory_order_relaxed);
+  }
+  if (!operation->name.empty() || operation->request.group != 0)
+    entry.in_flight.emplace(OperationKey{operation->name, operation->sequence},
+                            operation->request.kind);
   return {};
 }
 
 Status Engine::Enqueue(const OperationPtr& operation, bool caller_drives) {
+  if (operation->request.kind == Kind::kJoin)
+    BAGUA_RETURN_IF_ERROR(CheckNoStepBegun(operation->request.group));
   operation->observer = this;
   operation->since = Clock::now();
   {
@@ -176,9 +129,22 @@ void Engine::OnEnd(const Operation& operation, const Status& status) {
   if (status.ok()) Counters::Add(counters_.operations);
   if (status.code() == StatusCode::kPeerLost) LogEnd(status);
   wake_ = true;
-  if (operation.name.empty()) return;
+  if (operation.name.empty() && operation.request.group == 0) return;
   std::lock_guard lock(mutex_);
-  group_entries_[operation.request.group].names.erase(operation.name);
+  const auto entry = group_entries_.find(operation.request.group);
+  if (entry == group_entries_.end()) return;
+  entry->second.in_flight.erase({operation.name, operation.sequence});
+  if (operation.request.kind == Kind::kJoin) {
+    entry->second.joining = false;
+    joins_.fetch_sub(1, std::memory_order_relaxed);
+    // What the others did meanwhile counts here too.
+    if (const auto live = groups_.find(operation.request.group); live != groups_.end())
+      entry->second.unnamed =
+          std::max(entry->second.unnamed, live->second.group->negotiator().unnamed_at_join());
+  }
+  if (operation.request.kind != Kind::kRemoveGroup || status.ok()) return;
+  if (const auto kept = group_entries_.find(operation.removes); kept != group_entries_.end())
+    kept->second.removing = false;
 }
 
 bool Engine::Wait(const Operation& operation, Deadline deadline) {
@@ -198,14 +164,38 @@ OperationPtr Engine::RegisterPlan(std::shared_ptr<Plan> plan, uint32_t group) {
   operation->name = plan->name();
   {
     std::lock_guard lock(mutex_);
-    const auto before = dropped_plans_.find(plan->name());
+    const auto before = dropped_plans_.find({group, plan->name()});
     if (before != dropped_plans_.end()) operation->request.position = before->second;
   }
   operation->plan = std::move(plan);
   return operation;
 }
 
+Status Engine::CheckNotJoined(const Plan& plan) {
+  if (joins_.load(std::memory_order_relaxed) == 0 && !plan.serving()) return {};
+  std::lock_guard lock(mutex_);
+  const auto entry = group_entries_.find(plan.group());
+  const bool joined = entry != group_entries_.end() && entry->second.joining;
+  if (!joined && !plan.serving()) return {};
+  return Status(StatusCode::kInvalidArgument,
+                StrCat("plan '", plan.name(),
+                       "': this rank has joined. Wait until join ends, when all ranks have."));
+}
+
+Status Engine::CheckNoStepBegun(uint32_t group) {
+  return loop_.AsDriver([&]() -> Status {
+    for (const std::shared_ptr<Plan>& plan : plans_.plans())
+      if (plan->group() == group && !plan->dropped() && plan->step_begun())
+        return Status(
+            StatusCode::kInvalidArgument,
+            StrCat("join: plan '", plan->name(), "' is in the midst of step ",
+                   plan->steps_finished() + 1, " on this rank. Finish the step before joining."));
+    return {};
+  });
+}
+
 Status Engine::MakeReady(Plan* plan, size_t tensor) {
+  BAGUA_RETURN_IF_ERROR(CheckNotJoined(*plan));
   bool published = false;
   BAGUA_RETURN_IF_ERROR(plan->MakeReady(tensor, &published));
   if (!published) return {};
@@ -218,6 +208,7 @@ Status Engine::MakeReady(Plan* plan, size_t tensor) {
 }
 
 Status Engine::FinishStep(Plan* plan, Deadline deadline) {
+  BAGUA_RETURN_IF_ERROR(CheckNotJoined(*plan));
   const Result<bool> begun = plan->BeginFinish();
   if (!begun.ok()) return begun.status();
   if (!loop_.WaitUntil([plan] { return plan->StepDone(); }, deadline))
@@ -229,24 +220,11 @@ void Engine::DropPlan(Plan* plan) {
   plan->Drop();
   if (plan->registered()) {
     std::lock_guard lock(mutex_);
-    dropped_plans_[plan->name()] = {plan->number(), static_cast<int64_t>(plan->steps_finished())};
+    dropped_plans_[{plan->group(), plan->name()}] = {plan->number(),
+                                                     static_cast<int64_t>(plan->steps_finished())};
   }
-  plan_dropped_.store(true, std::memory_order_release);
+  plans_.NoteDrop();
   loop_.Notify();
-}
-
-void Engine::ForgetDroppedPlans() {
-  bool left = false;
-  std::erase_if(plans_, [&left](LivePlan& live) {
-    if (!live.plan->dropped()) return false;
-    if (live.plan->exchanging() && !live.run.done()) {
-      left = true;
-      return false;
-    }
-    live.run = {};  // before the plan that it runs in
-    return true;
-  });
-  if (left) plan_dropped_.store(true, std::memory_order_release);
 }
 
 // ---- The loop's work ----------------------------------------------------------------------------
@@ -264,7 +242,7 @@ bool Engine::Pass() {
   if (!moved && failure_.ok()) CheckRenewals();
   if (!moved && (!leavers_.empty() || !left_.empty())) moved = CheckLeavers();
   if (next_check_ != kForever || outstanding()) moved = CheckStalls() || moved;
-  if (plan_dropped_.exchange(false, std::memory_order_acq_rel)) ForgetDroppedPlans();
+  plans_.ForgetDropped();
   if (std::exchange(wake_, false)) loop_.WakeWaiters();
   return moved;
 }
@@ -303,7 +281,10 @@ Status Engine::OnControl(const Mesh::Control& control) {
   if (!failure_.ok()) return {};
   Reader reader(control.message);
   const uint32_t id = Negotiator::GroupOf(&reader);
+  if (id == PlanTable::kMessages) return plans_.OnMessage(&reader);
   const auto live = groups_.find(id);
+  // The last words about a group that is gone may come behind those that ended it.
+  if (live == groups_.end() && id != 0 && id <= last_group_) return {};
   if (live == groups_.end() || !live->second.connected) {
     early_[id].push_back(control);
     return {};
@@ -312,9 +293,19 @@ Status Engine::OnControl(const Mesh::Control& control) {
 }
 
 void Engine::RunGroups(bool* moved) {
-  if (failure_.ok())
-    for (auto& [id, live] : groups_) *moved |= live.group->negotiator().Flush();
+  bool joined = plans_.serving();
+  for (auto& [id, live] : groups_) {
+    if (!failure_.ok()) break;
+    Negotiator& negotiator = live.group->negotiator();
+    *moved |= negotiator.Flush();
+    joined |= negotiator.joined();
+    if (!negotiator.has_new_joins()) continue;
+    for (const int peer : negotiator.TakeJoins()) plans_.TellBegun(negotiator, peer);
+    *moved = true;
+  }
+  if (joined) *moved |= plans_.Serve();
   *moved |= scheduler_.Poll();
+  for (const uint32_t id : std::exchange(ended_groups_, {})) groups_.erase(id);
   if (connecting_.task != nullptr && connecting_.task->done()) {
     connecting_.done->store(true, std::memory_order_release);
     wake_ = true;
@@ -323,8 +314,7 @@ void Engine::RunGroups(bool* moved) {
   // A group or plan that came to an end has met a failure.
   for (auto& [id, live] : groups_)
     if (live.connected && live.run.done()) return Abort(live.run.Take());
-  for (LivePlan& live : plans_)
-    if (live.run.done() && !live.plan->buckets().empty()) return Abort(live.run.Take());
+  if (const Status failure = plans_.TakeFailure(); !failure.ok()) Abort(failure);
 }
 
 bool Engine::outstanding() const {
@@ -332,9 +322,7 @@ bool Engine::outstanding() const {
   if (!failure_.ok()) return false;
   for (const auto& [id, live] : groups_)
     if (live.group->executing() || live.group->negotiator().has_stalls()) return true;
-  for (const LivePlan& live : plans_)
-    if (live.plan->exchanging()) return true;
-  return !mesh_.Flushed();
+  return plans_.exchanging() || !mesh_.Flushed();
 }
 
 // ---- End ----------------------------------------------------------------------------------------

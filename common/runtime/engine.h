@@ -13,7 +13,7 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <unordered_set>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -26,6 +26,7 @@
 #include "common/runtime/group.h"
 #include "common/runtime/operation.h"
 #include "common/runtime/plan.h"
+#include "common/runtime/plan_table.h"
 #include "common/runtime/topology.h"
 #include "common/transport/wiring.h"
 
@@ -46,10 +47,17 @@ class Engine final : private Work, private OperationObserver {
   const Topology& topology() const { return topology_; }
   const Config& config() const { return config_; }
 
-  // Makes a group of `ranks`, ascending. All its members must call it, and all ranks must make
-  // their common groups in the same order. Returns the group's number, which is the same on its
-  // members when every rank made equally many groups before. Blocks until the members have met.
-  Result<uint32_t> AddGroup(std::vector<int> ranks, Deadline deadline);
+  // Operations, to be enqueued, that end when all ranks of the job, members or not, have asked for
+  // the same: kMismatch on all if they differ. `added` is then the new group's number, the same on
+  // every rank and never used again. Removal is a kMismatch, too, if a rank has operations of the
+  // group in flight; plans of the group fail with it. kInvalidArgument for ranks that make no group
+  // and for groups that cannot be removed, on this rank alone.
+  Result<OperationPtr> AddGroup(std::vector<int> ranks);
+  Result<OperationPtr> RemoveGroup(uint32_t group);
+  // Ranks of a group; 0 if there is no such group.
+  int GroupSize(uint32_t group);
+  // This rank's place in a group; -1 if it is no member.
+  int GroupRank(uint32_t group);
 
   // Checks and queues an operation; it then ends by itself, also if the job fails.
   // kInvalidArgument, and nothing queued, for what this rank alone can see to be wrong, a name in
@@ -64,8 +72,6 @@ class Engine final : private Work, private OperationObserver {
   // kInProgress at the deadline.
   Status FinishStep(Plan* plan, Deadline deadline);
   void DropPlan(Plan* plan);
-  // Ranks of a group; 0 if there is no such group here.
-  int GroupSize(uint32_t group);
 
   // Says goodbye and ends; what is in flight fails with kAborted. Idempotent, one thread at a time.
   void Shutdown();
@@ -85,7 +91,12 @@ class Engine final : private Work, private OperationObserver {
   Deadline NextDeadline() const override { return next_check_; }
   void OnEnd(const Operation& operation, const Status& status) override;
 
+  // Makes the group of all ranks.
+  Status MeetEveryone(Deadline deadline);
   Status Connect(Group* group, Deadline deadline);
+  Status BeginGroup(uint32_t id);
+  Task<Status> MakeGroup(OperationPtr operation);
+  void EndGroup(const OperationPtr& operation);
   void TakeInbox(bool* moved);
   void MoveMessages(bool* moved);
   Status OnControl(const Mesh::Control& control);
@@ -100,10 +111,13 @@ class Engine final : private Work, private OperationObserver {
   // True if it was time to look.
   bool CheckStalls();
   Status CheckStalledWork(Deadline now);
-  void ForgetDroppedPlans();
   void Abort(const Status& reason);
   void FailEverything(const Status& reason);
   Status Admit(Operation* operation);
+  Status AdmitRemoval(Operation* operation);
+  // Refuses to join in the midst of a step, and to make steps while joined.
+  Status CheckNoStepBegun(uint32_t group);
+  Status CheckNotJoined(const Plan& plan);
 
   const Config config_;
   Wiring wiring_;
@@ -112,6 +126,7 @@ class Engine final : private Work, private OperationObserver {
   Counters counters_;
   Scheduler scheduler_;
   Mesh mesh_;
+  PlanTable plans_;  // of the driving thread
   GroupContext context_;
   EventLoop loop_;
 
@@ -121,10 +136,6 @@ class Engine final : private Work, private OperationObserver {
     Task<Status> run;
     bool connected = false;
   };
-  struct LivePlan {
-    std::shared_ptr<Plan> plan;
-    Task<Status> run;
-  };
   // A group that is being made.
   struct Connecting {
     Task<Status>* task = nullptr;
@@ -132,8 +143,9 @@ class Engine final : private Work, private OperationObserver {
   };
   std::map<uint32_t, LiveGroup> groups_;
   Connecting connecting_;
+  uint32_t last_group_ = 0;                               // the number given last
+  std::vector<uint32_t> ended_groups_;                    // to be forgotten after this pass
   std::map<uint32_t, std::vector<Mesh::Control>> early_;  // for groups that are not made yet
-  std::vector<LivePlan> plans_;
   std::set<int> leavers_;  // said goodbye, their last messages not seen
   std::set<int> left_;     // are gone for good
   Status failure_;
@@ -141,23 +153,26 @@ class Engine final : private Work, private OperationObserver {
   bool closing_ = false;
   bool wake_ = false;  // somebody may wait for what happened in this pass
   Deadline next_check_ = kForever;
+  int64_t seen_work_ = 0;                  // units and buckets, when it was last checked
+  Deadline progressed_ = Deadline::min();  // when there was more than before
   std::set<std::string> warned_;
 
   // What enqueueing threads know of a group.
   struct GroupEntry {
     std::vector<int> ranks;
-    std::unordered_set<std::string> names;  // in flight
-    uint64_t unnamed = 0;                   // the last sequence
+    // In flight; of the group of all ranks, which is never removed, the named ones alone.
+    std::unordered_map<OperationKey, Kind, OperationKeyHash> in_flight;
+    uint64_t unnamed = 0;   // the last sequence
+    bool removing = false;  // asked for, not ended
+    bool joining = false;   // this rank has joined
   };
-  std::mutex making_group_;  // one AddGroup at a time
   std::mutex mutex_;
   std::vector<OperationPtr> inbox_;               // guarded by mutex_
   std::map<uint32_t, GroupEntry> group_entries_;  // guarded by mutex_
-  // By name: number of the plan that was dropped last, and the steps it made.
-  std::map<std::string, std::vector<int64_t>> dropped_plans_;  // guarded by mutex_
-  uint32_t groups_made_ = 0;                                   // guarded by mutex_
+  // By group and name: number of the plan that was dropped last, and the steps it made.
+  std::map<std::pair<uint32_t, std::string>, std::vector<int64_t>> dropped_plans_;  // as above
   std::atomic<bool> inbox_filled_{false};
-  std::atomic<bool> plan_dropped_{false};
+  std::atomic<int> joins_{0};  // of this rank, under way
   std::atomic<bool> flushed_{false};
   std::atomic<bool> shut_down_{false};
 };

@@ -32,8 +32,8 @@ void Engine::TakePeerEvents() {
 
 // A plan that one rank alone registers anew would let the others wait for ever.
 void Engine::CheckRenewals() {
-  for (const LivePlan& live : plans_) {
-    const Plan& plan = *live.plan;
+  for (const std::shared_ptr<Plan>& live : plans_.plans()) {
+    const Plan& plan = *live;
     const auto group = groups_.find(plan.group());
     if (plan.dropped() || !plan.exchanging() || group == groups_.end()) continue;
     for (const Renewal& renewal : group->second.group->negotiator().renewals()) {
@@ -93,7 +93,7 @@ void Engine::FailEverything(const Status& reason) {
   failure_ = reason;
   scheduler_.Fail(reason);
   for (auto& [id, live] : groups_) live.group->negotiator().FailAll(reason);
-  for (LivePlan& live : plans_) live.plan->Fail(reason);
+  plans_.Fail(reason);
   wake_ = true;
 }
 
@@ -114,10 +114,12 @@ bool Engine::CheckStalls() {
                                           Seconds(std::clamp(shortest / 10, 0.01, 1.0)))
                               : kForever;
   if (!due) return false;
+  const int64_t work = counters_.units + counters_.plan_buckets;
+  if (std::exchange(seen_work_, work) != work) progressed_ = now;
   std::vector<std::string> warnings;
   Status status;
   for (auto& [id, live] : groups_) {
-    status = live.group->negotiator().CheckStalls(now, config_, &warnings);
+    status = live.group->negotiator().CheckStalls(now, progressed_, config_, &warnings);
     if (!status.ok()) break;
   }
   for (const std::string& warning : warnings) logger_.Log(LogLevel::kWarning, warning);
@@ -133,10 +135,9 @@ Status Engine::CheckStalledWork(Deadline now) {
     if (live.group->executing())
       slow.emplace_back(live.group->DescribeExecuting(),
                         Seconds(now - live.group->executing_since()).count());
-  for (const LivePlan& live : plans_)
-    if (live.plan->exchanging())
-      slow.emplace_back(live.plan->DescribeExchange(),
-                        Seconds(now - live.plan->waiting_since()).count());
+  for (const std::shared_ptr<Plan>& plan : plans_.plans())
+    if (plan->exchanging())
+      slow.emplace_back(plan->DescribeExchange(), Seconds(now - plan->waiting_since()).count());
   for (const auto& [what, seconds] : slow) {
     const std::string whom = JoinRanks(scheduler_.AwaitedPeers());
     if (config_.timeout_seconds > 0 && seconds >= config_.timeout_seconds)

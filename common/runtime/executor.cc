@@ -60,6 +60,21 @@ class ResultMemory {
   Status failure_;
 };
 
+// An allreduce of others takes zeros from here and leaves its result there.
+Status GiveZeros(Operation* operation) {
+  for (const TensorMeta& tensor : operation->request.tensors) {
+    OperationResult zeros;
+    Result<DeviceMemory> memory = DeviceOf(tensor).Allocate(tensor.bytes());
+    if (!memory.ok()) return memory.status();
+    DeviceOf(tensor).Clear(memory.value().get(), tensor.bytes());
+    zeros.owned = std::move(memory).value();
+    operation->inputs.push_back(zeros.owned.get());
+    operation->outputs.push_back(zeros.owned.get());
+    operation->results.push_back(std::move(zeros));
+  }
+  return {};
+}
+
 }  // namespace
 
 std::vector<size_t> ScatteredRows(size_t rows, int size) {
@@ -75,6 +90,8 @@ Executor::Executor(GroupRanks group, uint32_t channel, CollectiveBackend* backen
 Task<Status> Executor::Run(const AgreedUnit& unit, uint64_t number) {
   const Tag tag{channel_, 0, number};
   Counters::Add(counters_->units);
+  for (const AgreedOperation& agreed : unit)
+    if (agreed.stands_in) BAGUA_CO_RETURN_IF_ERROR(GiveZeros(agreed.operation.get()));
   const AgreedOperation& first = unit.front();
   switch (first.operation->request.kind) {
     case Kind::kAllreduce:
@@ -91,10 +108,13 @@ Task<Status> Executor::Run(const AgreedUnit& unit, uint64_t number) {
       // That all ranks agreed on it says that all have come.
       first.operation->End({});
       co_return Status();
+    case Kind::kJoin:
     case Kind::kRegisterPlan:
+    case Kind::kAddGroup:
+    case Kind::kRemoveGroup:
       break;
   }
-  BAGUA_CHECK(false) << "plans are started by their group";
+  BAGUA_CHECK(false) << Name(first.operation->request.kind) << " is for the group";
   co_return Status();
 }
 

@@ -23,8 +23,8 @@ class Executor {
   Executor(GroupRanks group, uint32_t channel, CollectiveBackend* backend, Counters* counters);
 
   // Runs the unit, whose number is the same on every rank, and ends its operations. A failure is
-  // the backend's; the operations that could not be carried out are left to the caller then. Plans
-  // are not for it.
+  // the backend's; the operations that could not be carried out are left to the caller then. Plans,
+  // joins and changes of groups are not for it.
   Task<Status> Run(const AgreedUnit& unit, uint64_t number);
 
  private:

@@ -1,6 +1,7 @@
 #include "common/runtime/group.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "common/collective/shared_buckets.h"
@@ -101,8 +102,19 @@ Task<Status> Group::Run() {
 
 Task<Status> Group::RunUnit(const AgreedUnit& unit) {
   const OperationPtr& first = unit.front().operation;
-  if (first->request.kind == Kind::kRegisterPlan) co_return co_await StartPlan(first);
-  co_return co_await executor_->Run(unit, next_unit_++);
+  switch (first->request.kind) {
+    case Kind::kRegisterPlan:
+      co_return co_await StartPlan(first);
+    case Kind::kJoin:
+      co_return co_await EndJoin(unit.front());
+    case Kind::kAddGroup:
+      co_return co_await context_->add_group(first);
+    case Kind::kRemoveGroup:
+      context_->remove_group(first);
+      co_return Status();
+    default:
+      co_return co_await executor_->Run(unit, next_unit_++);
+  }
 }
 
 Task<Status> Group::StartPlan(OperationPtr operation) {
@@ -120,9 +132,20 @@ Task<Status> Group::StartPlan(OperationPtr operation) {
                                                       Bells(), context_->scheduler);
   }
   plan.BeginExchange(number, std::move(exchange), context_->scheduler, context_->counters,
-                     context_->progressed);
-  context_->adopt_plan(operation->plan);
+                     context_->plans->ObserverFor(&negotiator_));
+  context_->plans->Adopt(operation->plan, &negotiator_);
   operation->End({});
+  co_return Status();
+}
+
+// A step that was served here may end later than on the rank that began it.
+Task<Status> Group::EndJoin(AgreedOperation agreed) {
+  BAGUA_CO_RETURN_IF_ERROR(
+      co_await context_->scheduler->Until([this] { return !context_->plans->serving(id_); }));
+  Operation& operation = *agreed.operation;
+  const auto last = static_cast<int32_t>(agreed.sizes->at(0));
+  if (!operation.outputs.empty()) std::memcpy(operation.outputs[0], &last, sizeof(last));
+  operation.End({});
   co_return Status();
 }
 

@@ -16,6 +16,7 @@
 #include "common/runtime/executor.h"
 #include "common/runtime/negotiator.h"
 #include "common/runtime/plan.h"
+#include "common/runtime/plan_table.h"
 #include "common/transport/mesh.h"
 #include "common/transport/wiring.h"
 
@@ -28,10 +29,10 @@ struct GroupContext {
   Mesh* mesh;
   Scheduler* scheduler;
   Counters* counters;
-  // A plan that all ranks of the group agreed on begins its life.
-  std::function<void(std::shared_ptr<Plan>)> adopt_plan;
-  // A bucket of a plan was exchanged.
-  std::function<void()> progressed;
+  PlanTable* plans;
+  // All ranks of the job agreed on a change of groups; ends the operation.
+  std::function<Task<Status>(OperationPtr)> add_group;
+  std::function<void(const OperationPtr&)> remove_group;
 };
 
 // Thread-safety: the thread that drives the engine's loop.
@@ -65,6 +66,7 @@ class Group {
   std::vector<Doorbell*> Bells() const;
   Task<Status> MakeBackend(uint64_t segment_id, std::unique_ptr<CollectiveBackend>* backend);
   Task<Status> StartPlan(OperationPtr operation);
+  Task<Status> EndJoin(AgreedOperation agreed);
   Task<Status> RunUnit(const AgreedUnit& unit);
 
   const uint32_t id_;

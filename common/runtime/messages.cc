@@ -1,5 +1,6 @@
 // Encoding of what coordinator and ranks say to each other.
 #include "common/runtime/coordinator.h"
+#include "common/runtime/plan_table.h"
 
 namespace bagua {
 namespace {
@@ -7,6 +8,7 @@ namespace {
 constexpr uint8_t kKnown = 1;
 constexpr uint8_t kAgreed = 2;
 constexpr uint8_t kFailed = 3;
+constexpr uint8_t kServed = 4;
 
 void Encode(const Agreement& agreement, Writer* writer) {
   if (!agreement.error.ok()) {
@@ -20,11 +22,12 @@ void Encode(const Agreement& agreement, Writer* writer) {
     writer->Put(agreement.id);
     writer->Put(agreement.sequence);
   } else {
-    writer->Put(kAgreed);
+    writer->Put(agreement.served ? kServed : kAgreed);
     writer->Put(agreement.id);
     writer->Put(agreement.sequence);
     writer->PutString(agreement.name);
     writer->PutList(agreement.sizes);
+    if (agreement.served) Encode(*agreement.served, writer);
   }
 }
 
@@ -42,11 +45,16 @@ bool Decode(Reader* reader, Agreement* agreement) {
   agreement->id = reader->Get<uint32_t>();
   agreement->sequence = reader->Get<uint64_t>();
   agreement->known = form == kKnown;
-  if (form == kAgreed) {
+  if (form == kAgreed || form == kServed) {
     agreement->name = reader->GetString();
     agreement->sizes = reader->GetList<int64_t>();
   }
-  return reader->ok() && (form == kKnown || form == kAgreed);
+  if (form == kServed) {
+    Result<Request> request = DecodeRequest(reader);
+    if (!request.ok()) return false;
+    agreement->served = std::move(request).value();
+  }
+  return reader->ok() && (form == kKnown || form == kAgreed || form == kServed);
 }
 
 }  // namespace
@@ -88,6 +96,7 @@ Bytes Encode(const Response& response) {
     writer.Put(renewal.number);
     writer.Put(renewal.steps);
   }
+  writer.PutList(response.joined);
   return writer.Take();
 }
 
@@ -107,9 +116,29 @@ Result<Response> DecodeResponse(Reader* reader) {
     renewal.number = reader->Get<uint32_t>();
     renewal.steps = reader->Get<uint64_t>();
   }
+  response.joined = reader->GetList<int32_t>();
   const Status whole = reader->Finish("response");
   if (!whole.ok()) return whole;
   return response;
+}
+
+void Encode(const PlanNotice& notice, Writer* writer) {
+  writer->Put(PlanTable::kMessages);
+  writer->Put(notice.kind);
+  writer->Put(notice.number);
+  writer->Put(notice.step);
+}
+
+Result<PlanNotice> DecodePlanNotice(Reader* reader) {
+  PlanNotice notice;
+  notice.kind = reader->Get<PlanNotice::Kind>();
+  notice.number = reader->Get<uint32_t>();
+  notice.step = reader->Get<uint64_t>();
+  const Status whole = reader->Finish("notice about a plan");
+  if (!whole.ok()) return whole;
+  if (notice.kind != PlanNotice::Kind::kStepBegun && notice.kind != PlanNotice::Kind::kDropped)
+    return Status(StatusCode::kInternal, "malformed notice about a plan");
+  return notice;
 }
 
 }  // namespace bagua

@@ -62,6 +62,7 @@ void Negotiator::Send(const OperationPtr& operation, bool in_full) {
   }
   Counters::Add(submission.id == 0 ? counters_->negotiated_full : counters_->negotiated_cached);
   waiting_[{operation->name, operation->sequence}] = {operation, submission.id};
+  if (operation->request.kind == Kind::kJoin) joined_ = true;
   if (coordinates()) {
     const Status fits = decides_->Receive(0, std::move(submission), operation->since, heard_);
     BAGUA_CHECK(fits.ok()) << fits.message();
@@ -132,6 +133,9 @@ Status Negotiator::ReceiveSubmissions(int peer, Reader* reader) {
 void Negotiator::Apply(Response response) {
   ++heard_;
   for (Renewal& renewal : response.renewals) renewals_.push_back(std::move(renewal));
+  for (const int rank : response.joined)
+    if (rank != ranks_.ranks[ranks_.rank] && joined_peers_.insert(rank).second)
+      new_joins_.push_back(rank);
   for (Unit& unit : response.units) {
     AgreedUnit agreed;
     for (Agreement& agreement : unit.agreements) ApplyAgreement(std::move(agreement), &agreed);
@@ -153,7 +157,13 @@ void Negotiator::ApplyAgreement(Agreement agreement, AgreedUnit* unit) {
   }
   std::erase_if(renewals_,
                 [&agreement](const Renewal& renewal) { return renewal.name == agreement.name; });
+  last_unnamed_ = std::max(last_unnamed_, agreement.sequence);
+  if (agreement.name == kJoinName) EndJoin();
   auto node = waiting_.extract({agreement.name, agreement.sequence});
+  if (node.empty() && joined_) {
+    if (agreement.error.ok()) unit->push_back(StandIn(std::move(agreement), std::move(sizes)));
+    return;
+  }
   if (node.empty()) {
     // Failed before this rank submitted it, or while it gave up by itself. Numbers are not used
     // twice: an unnamed one still has to end when it comes.
@@ -167,7 +177,26 @@ void Negotiator::ApplyAgreement(Agreement agreement, AgreedUnit* unit) {
     return;
   }
   if (!agreement.known && agreement.id != 0) Remember(agreement, *operation, sizes);
-  unit->push_back({operation, std::move(sizes)});
+  unit->push_back({operation, std::move(sizes), false});
+}
+
+void Negotiator::EndJoin() {
+  joined_ = false;
+  joined_peers_.clear();
+  new_joins_.clear();
+  unnamed_at_join_ = last_unnamed_;
+  // All these numbers are used up.
+  failed_early_.clear();
+}
+
+AgreedOperation Negotiator::StandIn(Agreement agreement, std::shared_ptr<const Sizes> sizes) const {
+  auto operation = std::make_shared<Operation>();
+  BAGUA_CHECK(agreement.known || agreement.served) << "'" << agreement.name << "' cannot be served";
+  operation->request =
+      agreement.known ? known_.at(agreement.id).request : std::move(*agreement.served);
+  operation->name = std::move(agreement.name);
+  operation->sequence = agreement.sequence;
+  return {std::move(operation), std::move(sizes), true};
 }
 
 void Negotiator::Remember(const Agreement& agreement, const Operation& operation,
@@ -214,6 +243,7 @@ void Negotiator::Leave(int peer, const Status& reason) {
     decides_->Leave(static_cast<int>(place - ranks_.ranks.begin()), reason);
   } else if (peer == coordinator()) {
     left_ = reason;
+    joined_ = false;
     for (auto& [key, waiting] : std::exchange(waiting_, {}))
       waiting.operation->End(reason.WithContext(waiting.operation->Describe()));
   }
@@ -221,6 +251,7 @@ void Negotiator::Leave(int peer, const Status& reason) {
 
 void Negotiator::FailAll(const Status& reason) {
   left_ = reason;
+  joined_ = false;
   for (auto& [key, waiting] : std::exchange(waiting_, {}))
     waiting.operation->End(reason.WithContext(waiting.operation->Describe()));
   for (AgreedUnit& unit : std::exchange(units_, {}))
@@ -228,7 +259,24 @@ void Negotiator::FailAll(const Status& reason) {
       agreed.operation->End(reason.WithContext(agreed.operation->Describe()));
 }
 
-Status Negotiator::CheckStalls(Deadline now, const Config& config,
+// `waiting_` on a rank that does not coordinate.
+Status Negotiator::CheckCoordinator(Deadline submitted_before, Deadline progressed,
+                                    Seconds patience) const {
+  for (const auto& [key, waiting] : waiting_) {
+    const bool joins = waiting.operation->request.kind == Kind::kJoin;
+    const Deadline since =
+        joins ? std::max(waiting.operation->since, progressed) : waiting.operation->since;
+    if (since <= submitted_before)
+      return Status(StatusCode::kTimeout,
+                    StrCat(waiting.operation->Describe(), " waited ", patience.count(),
+                           " s for rank ", coordinator(),
+                           ", which decides the order of operations and does not answer. Set "
+                           "BAGUA_TIMEOUT_SECONDS to wait longer."));
+  }
+  return {};
+}
+
+Status Negotiator::CheckStalls(Deadline now, Deadline progressed, const Config& config,
                                std::vector<std::string>* warnings) {
   const auto before = [now](Seconds delay) {
     return now - std::chrono::duration_cast<Clock::duration>(delay);
@@ -238,15 +286,9 @@ Status Negotiator::CheckStalls(Deadline now, const Config& config,
   if (!coordinates()) {
     if (limit.count() <= 0) return {};
     const Seconds patience = limit + CoordinatorGrace(limit);
-    for (const auto& [key, waiting] : waiting_)
-      if (waiting.operation->since <= before(patience))
-        return Status(StatusCode::kTimeout,
-                      StrCat(waiting.operation->Describe(), " waited ", patience.count(),
-                             " s for rank ", coordinator(),
-                             ", which decides the order of operations and does not answer. Set "
-                             "BAGUA_TIMEOUT_SECONDS to wait longer."));
-    return {};
+    return CheckCoordinator(before(patience), progressed, patience);
   }
+  decides_->NoteProgress(progressed);
   if (warn.count() > 0) {
     for (const Stall& stall : decides_->Stalls(before(warn)))
       if (stall.since > warned_)

@@ -34,6 +34,8 @@ namespace bagua {
 struct AgreedOperation {
   OperationPtr operation;
   std::shared_ptr<const Sizes> sizes;
+  // Submitted by others while this rank has joined: it has no memory yet and is to give zeros.
+  bool stands_in = false;
 };
 using AgreedUnit = std::vector<AgreedOperation>;
 
@@ -49,6 +51,15 @@ class Negotiator {
   // Sends what was submitted and decided since the last call. True if there was any.
   bool Flush();
 
+  // Whether this rank has joined, and which others have; until all have or the join fails.
+  bool joined() const { return joined_; }
+  const std::set<int>& joined_peers() const { return joined_peers_; }
+  // Those that were heard of since the last call.
+  bool has_new_joins() const { return !new_joins_.empty(); }
+  std::vector<int> TakeJoins() { return std::exchange(new_joins_, {}); }
+  // Of the unnamed operations that the ranks agreed on up to the last join's end: the last number.
+  uint64_t unnamed_at_join() const { return unnamed_at_join_; }
+
   // Plans that other ranks register anew.
   const std::vector<Renewal>& renewals() const { return renewals_; }
 
@@ -61,11 +72,15 @@ class Negotiator {
   void FailAll(const Status& reason);
   // Warns of and times out what ranks wait for; on the coordinator rank. Elsewhere times out when
   // the coordinator does not answer: non-OK, the job has failed.
-  Status CheckStalls(Deadline now, const Config& config, std::vector<std::string>* warnings);
+  // `progressed`: when work was last seen to go on; ranks that joined wait for as long as it does.
+  Status CheckStalls(Deadline now, Deadline progressed, const Config& config,
+                     std::vector<std::string>* warnings);
   // Whether CheckStalls may have something to do.
   bool has_stalls() const {
     return !waiting_.empty() || (decides_ != nullptr && decides_->has_pending());
   }
+
+  const GroupRanks& ranks() const { return ranks_; }
 
   // The group of a control message.
   static uint32_t GroupOf(Reader* reader) { return reader->Get<uint32_t>(); }
@@ -88,6 +103,9 @@ class Negotiator {
   void Send(const OperationPtr& operation, bool in_full);
   uint32_t FindKnown(const Operation& operation) const;
   Status ReceiveSubmissions(int peer, Reader* reader);
+  Status CheckCoordinator(Deadline submitted_before, Deadline progressed, Seconds patience) const;
+  void EndJoin();
+  AgreedOperation StandIn(Agreement agreement, std::shared_ptr<const Sizes> sizes) const;
   void Apply(Response response);
   void ApplyAgreement(Agreement agreement, AgreedUnit* unit);
   void Forget(uint32_t id);
@@ -113,6 +131,11 @@ class Negotiator {
   // Unnamed operations that failed before this rank submitted them, by number.
   std::unordered_map<uint64_t, Status> failed_early_;
   uint64_t heard_ = 0;  // responses applied
+  bool joined_ = false;
+  std::set<int> joined_peers_;
+  std::vector<int> new_joins_;
+  uint64_t last_unnamed_ = 0;  // of all agreements so far
+  uint64_t unnamed_at_join_ = 0;
   Writer batch_;
   uint32_t batch_count_ = 0;
 };

@@ -2,6 +2,7 @@
 #ifndef BAGUA_COMMON_RUNTIME_OPERATION_H_
 #define BAGUA_COMMON_RUNTIME_OPERATION_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -52,13 +53,17 @@ class Operation {
   AllocateFunction allocate = nullptr;
   DoneFunction done = nullptr;
   void* context = nullptr;
-  std::shared_ptr<Plan> plan;  // kRegisterPlan
-  Deadline since;              // when it was enqueued
+  int64_t* received_splits_out = nullptr;  // alltoall: a copy for the user; may be null
+  std::shared_ptr<Plan> plan;              // kRegisterPlan
+  std::vector<int> ranks;                  // kAddGroup: ascending
+  uint32_t removes = 0;                    // kRemoveGroup
+  Deadline since;                          // when it was enqueued
   OperationObserver* observer = nullptr;
 
   // Filled before the end.
   std::vector<OperationResult> results;
   std::vector<int64_t> received_splits;
+  uint32_t added = 0;  // kAddGroup: the group's number
 
   bool ended() const { return ended_.load(std::memory_order_acquire); }
   // Only once ended().
@@ -68,6 +73,8 @@ class Operation {
     BAGUA_CHECK(!ended()) << DescribeOperation(request.kind, name, sequence) << " ended twice";
     status_ = std::move(status);
     if (observer != nullptr) observer->OnEnd(*this, status_);
+    if (received_splits_out != nullptr)
+      std::copy(received_splits.begin(), received_splits.end(), received_splits_out);
     // The user may free everything as soon as the flag is seen: `done` comes first.
     if (done != nullptr) done(context, static_cast<int>(status_.code()), status_.message().c_str());
     ended_.store(true, std::memory_order_release);

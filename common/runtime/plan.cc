@@ -118,12 +118,12 @@ std::vector<std::string> Plan::Details() const {
 }
 
 void Plan::BeginExchange(uint32_t number, Exchange exchange, Scheduler* scheduler,
-                         Counters* counters, std::function<void()> progressed) {
+                         Counters* counters, Observer observer) {
   number_ = number;
   exchange_ = std::move(exchange);
   scheduler_ = scheduler;
   counters_ = counters;
-  progressed_ = std::move(progressed);
+  observer_ = std::move(observer);
   registered_.store(true, std::memory_order_release);
 }
 
@@ -135,13 +135,17 @@ Task<Status> Plan::Run() {
       BAGUA_CO_RETURN_IF_ERROR(co_await scheduler_->Until(
           [&published, step] { return published.load(std::memory_order_acquire) >= step; }));
       exchange_since_ = Clock::now();
+      if (b == 0) {
+        steps_begun_ = step;
+        observer_.began(*this);
+      }
       BAGUA_CO_RETURN_IF_ERROR(co_await ExchangeBucket(b));
       // Else the next bucket would count, until it is taken up, as waiting since this one began.
       exchange_since_ = kForever;
       exchanged_.fetch_add(1, std::memory_order_release);
       Counters::Add(counters_->plan_buckets);
       Counters::Add(counters_->plan_bytes, static_cast<int64_t>(plan_.buckets[b].bytes()));
-      progressed_();
+      observer_.progressed();
     }
   }
 }
@@ -271,6 +275,25 @@ Status Plan::EndFinish() {
   missing_buckets_.store(plan_.buckets.size(), std::memory_order_relaxed);
   step_.fetch_add(1, std::memory_order_release);
   return {};
+}
+
+void Plan::BeginService() {
+  serving_.store(true, std::memory_order_release);
+  // A plan that failed is not served to its end; whoever waits for the service sees that.
+  [[maybe_unused]] const Result<bool> begun = BeginFinish();
+}
+
+bool Plan::EndService() {
+  if (!StepDone()) return false;
+  [[maybe_unused]] const Status ended = EndFinish();
+  serving_.store(false, std::memory_order_release);
+  return true;
+}
+
+bool Plan::step_begun() const {
+  for (size_t i = 0; i < tensor_count(); ++i)
+    if (ready_[i].load(std::memory_order_acquire) != 0) return true;
+  return false;
 }
 
 bool Plan::exchanging() const {

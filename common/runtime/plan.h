@@ -54,10 +54,14 @@ class Plan {
     std::unique_ptr<SharedBuckets> shared;
     std::unique_ptr<CollectiveBackend> backend;
   };
-  // With the number that is the same on all ranks. `progressed` runs on the driving thread whenever
-  // a bucket ended.
+  // What the exchange tells, on the driving thread.
+  struct Observer {
+    std::function<void()> progressed;        // a bucket ended
+    std::function<void(const Plan&)> began;  // the first bucket of step steps_begun() starts
+  };
+  // With the number that is the same on all ranks.
   void BeginExchange(uint32_t number, Exchange exchange, Scheduler* scheduler, Counters* counters,
-                     std::function<void()> progressed);
+                     Observer observer);
   // Exchanges buckets for ever; ends with the scheduler's failure.
   Task<Status> Run();
   // Sticky; on the driving thread, after which no peer touches the buckets any more.
@@ -74,6 +78,15 @@ class Plan {
   // After StepDone: closes the step.
   Status EndFinish();
 
+  // Driving thread, while this rank has joined and its users leave the plan alone: makes a step
+  // that others began, all zeros; EndService closes it once it is done, and tells whether it was.
+  void BeginService();
+  bool EndService();
+  // Any thread: between the two.
+  bool serving() const { return serving_.load(std::memory_order_acquire); }
+  // Whether tensors of the step under way were made ready, by the thread that does so.
+  bool step_begun() const;
+
   size_t tensor_count() const { return places().size(); }
   const std::vector<TensorPlace>& places() const { return plan_.places; }
   const std::vector<Bucket>& buckets() const { return plan_.buckets; }
@@ -83,6 +96,8 @@ class Plan {
   uint32_t number() const { return number_; }
   bool registered() const { return registered_.load(std::memory_order_acquire); }
   uint64_t steps_finished() const { return step_.load(std::memory_order_acquire) - 1; }
+  // Driving thread: the steps whose first bucket was started.
+  uint64_t steps_begun() const { return steps_begun_; }
   std::byte* bucket_data(size_t bucket) const { return segment_->data() + layout_.begin[bucket]; }
   const std::shared_ptr<Segment>& segment() const { return segment_; }
   const BucketLayout& layout() const { return layout_; }
@@ -127,7 +142,8 @@ class Plan {
   Exchange exchange_;
   Scheduler* scheduler_ = nullptr;
   Counters* counters_ = nullptr;
-  std::function<void()> progressed_;
+  Observer observer_;
+  uint64_t steps_begun_ = 0;
   Bytes encoded_;
 
   // Of the step under way.
@@ -144,6 +160,7 @@ class Plan {
   int64_t overlapped_bytes_ = 0;
   int64_t total_bytes_ = 0;
   std::atomic<bool> registered_{false};
+  std::atomic<bool> serving_{false};
   std::atomic<bool> dropped_{false};
   std::atomic<bool> failed_{false};
   mutable std::mutex failure_mutex_;

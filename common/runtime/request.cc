@@ -8,6 +8,10 @@ namespace {
 constexpr uint32_t kMostTensors = 1u << 22;
 constexpr int64_t kMostElements = int64_t{1} << 60;
 
+bool ChangesGroups(Kind kind) {
+  return kind == Kind::kAddGroup || kind == Kind::kRemoveGroup;
+}
+
 // The first field in which two requests differ, as seen by a user.
 struct Difference {
   std::string theirs;
@@ -64,10 +68,27 @@ Difference ComparePlans(const Request& theirs, const Request& first) {
   return difference;
 }
 
+Difference CompareGroupChanges(const Request& theirs, const Request& first) {
+  if (theirs.details.empty() || first.details.empty() || theirs.details[0] == first.details[0])
+    return {};
+  return {theirs.details[0], first.details[0],
+          "All ranks, members or not, must add and remove the same sets in the same order."};
+}
+
+// What ranks still have in flight in a group that they want to remove.
+std::string DescribeBusy(const std::vector<Request>& requests, const std::vector<int>& ranks) {
+  std::string text;
+  for (size_t r = 0; r < requests.size(); ++r)
+    for (size_t i = 1; i < requests[r].details.size(); ++i)
+      text += StrCat(text.empty() ? "" : ", ", requests[r].details[i], " on rank ", ranks[r]);
+  return text;
+}
+
 Difference Compare(const Request& theirs, const Request& first) {
   if (theirs.kind != first.kind)
     return {Name(theirs.kind), Name(first.kind), "All ranks must call the same operations."};
   if (first.kind == Kind::kRegisterPlan) return ComparePlans(theirs, first);
+  if (ChangesGroups(first.kind)) return CompareGroupChanges(theirs, first);
   Difference tensors = CompareTensors(theirs, first);
   if (tensors.advice != nullptr) return tensors;
   const char* same = "All ranks must pass the same arguments.";
@@ -101,7 +122,8 @@ Sizes CollectSizes(const std::vector<Request>& requests) {
 
 const char* Name(Kind kind) {
   constexpr const char* kNames[kKindCount] = {
-      "allreduce", "allgather", "broadcast", "reducescatter", "alltoall", "barrier", "plan"};
+      "allreduce", "allgather", "broadcast", "reducescatter",   "alltoall",
+      "barrier",   "join",      "plan",      "add_process_set", "remove_process_set"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -199,7 +221,15 @@ std::string Signature(const Request& request) {
   return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
+std::string JoinRanks(const std::vector<int>& ranks) {
+  if (ranks.empty()) return "other ranks";
+  std::string text;
+  for (const int rank : ranks) text += StrCat(text.empty() ? "" : ", ", rank);
+  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
+}
+
 std::string DescribeOperation(Kind kind, const std::string& name, uint64_t sequence) {
+  if (ChangesGroups(kind) || kind == Kind::kJoin) return Name(kind);
   if (name.empty()) return StrCat(Name(kind), " (unnamed, number ", sequence, ")");
   return StrCat(Name(kind), " '", name, "'");
 }
@@ -215,6 +245,11 @@ Result<Sizes> Reconcile(const std::string& what, const std::vector<Request>& req
                          lines ? "\n  rank " : ", rank ", ranks[0], " sent", lines ? "" : " ",
                          difference.first, lines ? "\n" : ". ", difference.advice));
   }
+  if (requests[0].kind == Kind::kRemoveGroup)
+    if (const std::string busy = DescribeBusy(requests, ranks); !busy.empty())
+      return Status(StatusCode::kMismatch,
+                    StrCat(what, ": ", requests[0].details[0], " has operations in flight: ", busy,
+                           ". Wait for them on all ranks first."));
   return CollectSizes(requests);
 }
 

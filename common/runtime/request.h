@@ -16,7 +16,7 @@
 
 namespace bagua {
 
-// The first six equal bagua_kind_t.
+// The first seven equal bagua_kind_t.
 enum class Kind : uint8_t {
   kAllreduce = 0,
   kAllgather = 1,
@@ -24,9 +24,12 @@ enum class Kind : uint8_t {
   kReduceScatter = 3,
   kAlltoall = 4,
   kBarrier = 5,
-  kRegisterPlan = 6,
+  kJoin = 6,
+  kRegisterPlan = 7,
+  kAddGroup = 8,
+  kRemoveGroup = 9,
 };
-constexpr int kKindCount = 7;
+constexpr int kKindCount = 10;
 const char* Name(Kind kind);
 
 constexpr int kMaxDims = 16;
@@ -62,8 +65,10 @@ struct Request {
   double prescale = 1.0;
   double postscale = 1.0;
   std::vector<TensorMeta> tensors;
-  std::vector<int64_t> splits;       // alltoall: rows for each rank
-  std::vector<std::string> details;  // kRegisterPlan: "key=value" lines that must be equal
+  std::vector<int64_t> splits;  // alltoall: rows for each rank
+  // Lines that must be equal. kRegisterPlan: "key=value". kAddGroup and kRemoveGroup: one that says
+  // which group; what follows it, on removal, are the operations that the rank has in flight there.
+  std::vector<std::string> details;
   // kRegisterPlan: number of the plan of this name that the rank had before, and the steps that it
   // finished with it; empty if there was none. Not compared.
   std::vector<int64_t> position;
@@ -76,7 +81,15 @@ Result<Request> DecodeRequest(Reader* reader);
 // The encoded bytes, for comparison with an earlier request.
 std::string Signature(const Request& request);
 
-// "allreduce 'layer3.bias'" or "allreduce (unnamed, number 7)".
+// "rank 3" or "ranks 3, 7".
+std::string JoinRanks(const std::vector<int>& ranks);
+
+// Under these names a rank asks for its changes of groups, one at a time, and joins.
+inline constexpr const char* kGroupChangeName = "bagua.process_sets";
+inline constexpr const char* kJoinName = "bagua.join";
+
+// "allreduce 'layer3.bias'" or "allreduce (unnamed, number 7)"; what is never named by users goes
+// by its kind alone.
 std::string DescribeOperation(Kind kind, const std::string& name, uint64_t sequence);
 
 // What tells apart a group's operations in flight: the name, or the number of an unnamed one.

@@ -1,5 +1,7 @@
 #include "common/runtime/session.h"
 
+#include <algorithm>
+
 namespace bagua {
 namespace {
 
@@ -75,12 +77,54 @@ Status Session::Release(uint64_t handle) {
   return operations_.Remove(handle) ? Status() : UnknownHandle(handle);
 }
 
+// ---- Groups -------------------------------------------------------------------------------------
+
+Result<OperationPtr> Session::FindChange(const std::string& key,
+                                         const std::function<Result<OperationPtr>()>& make) {
+  std::lock_guard lock(change_mutex_);
+  if (change_ != nullptr && change_key_ == key) return change_;
+  Result<OperationPtr> made = make();
+  if (!made.ok()) return made;
+  const Status queued = engine_->Enqueue(made.value(), /*caller_drives=*/true);
+  if (!queued.ok()) return queued;
+  change_ = made.value();
+  change_key_ = key;
+  return change_;
+}
+
+Status Session::AwaitChange(const OperationPtr& change, Deadline deadline) {
+  if (!engine_->Wait(*change, deadline)) return InProgress();
+  std::lock_guard lock(change_mutex_);
+  if (change_ == change) change_ = nullptr;
+  return change->status();
+}
+
+Status Session::AddGroup(std::vector<int> ranks, Deadline deadline, uint32_t* group) {
+  std::sort(ranks.begin(), ranks.end());
+  Result<OperationPtr> change =
+      FindChange(StrCat("add ", JoinRanks(ranks)), [&] { return engine_->AddGroup(ranks); });
+  if (!change.ok()) return change.status();
+  BAGUA_RETURN_IF_ERROR(AwaitChange(change.value(), deadline));
+  *group = change.value()->added;
+  return {};
+}
+
+Status Session::RemoveGroup(uint32_t group, Deadline deadline) {
+  Result<OperationPtr> change =
+      FindChange(StrCat("remove ", group), [&] { return engine_->RemoveGroup(group); });
+  if (!change.ok()) return change.status();
+  return AwaitChange(change.value(), deadline);
+}
+
+// ---- Plans --------------------------------------------------------------------------------------
+
 Status Session::StartPlan(PlanOptions options, uint64_t* ticket) {
   const uint32_t group = options.group;
   const int size = engine_->GroupSize(group);
   if (size == 0)
     return Status(StatusCode::kInvalidArgument,
-                  StrCat("plan '", options.name, "': there is no group ", group));
+                  StrCat("plan '", options.name, "': there is no process set ", group,
+                         "; it was removed, or never added"));
   if (options.bucket_bytes == 0) options.bucket_bytes = engine_->config().bucket_bytes;
   Result<std::shared_ptr<Plan>> plan = Plan::Make(std::move(options), size);
   if (!plan.ok()) return plan.status();

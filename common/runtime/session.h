@@ -3,10 +3,13 @@
 #define BAGUA_COMMON_RUNTIME_SESSION_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "common/base/status.h"
 #include "common/runtime/engine.h"
@@ -65,6 +68,10 @@ class Session {
   Result<OperationPtr> Ended(uint64_t handle);
   Status Release(uint64_t handle);
 
+  // One change of groups at a time. kInProgress at the deadline: the same call goes on with it.
+  Status AddGroup(std::vector<int> ranks, Deadline deadline, uint32_t* group);
+  Status RemoveGroup(uint32_t group, Deadline deadline);
+
   // The first call, with `*ticket` 0, registers; all wait. kInProgress at the deadline: call again.
   // On failure `*ticket` is 0 again.
   Status CreatePlan(PlanOptions options, Deadline deadline, uint64_t* ticket);
@@ -77,10 +84,17 @@ class Session {
     OperationPtr registration;
   };
   Status StartPlan(PlanOptions options, uint64_t* ticket);
+  // The change that `key` tells from others: the one under way, or what `make` gives.
+  Result<OperationPtr> FindChange(const std::string& key,
+                                  const std::function<Result<OperationPtr>()>& make);
+  Status AwaitChange(const OperationPtr& change, Deadline deadline);
 
   const std::unique_ptr<Engine> engine_;
   TicketTable<OperationPtr> operations_;
   TicketTable<PlanEntry> plans_;
+  std::mutex change_mutex_;
+  OperationPtr change_;     // guarded by change_mutex_: nobody has seen its end
+  std::string change_key_;  // guarded by change_mutex_
 };
 
 }  // namespace bagua

@@ -14,7 +14,7 @@ Status Invalid(const Operation& operation, const std::string& what) {
 Status CheckTensors(const Operation& operation) {
   const Request& request = operation.request;
   const bool alone = request.kind == Kind::kBroadcast || request.kind == Kind::kAlltoall;
-  const bool none = request.kind == Kind::kBarrier || request.kind == Kind::kRegisterPlan;
+  const bool none = request.kind >= Kind::kBarrier;
   if (none ? !request.tensors.empty() : request.tensors.empty())
     return Invalid(operation, StrCat("got ", request.tensors.size(), " tensors"));
   if (alone && request.tensors.size() != 1)
@@ -71,15 +71,19 @@ Status CheckSplits(const Operation& operation, size_t size) {
 Status Validate(const Operation& operation, const std::vector<int>& ranks, int rank) {
   const Request& request = operation.request;
   if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
-    return Invalid(operation, StrCat("rank ", rank, " is not in group ", request.group));
+    return Invalid(operation, StrCat("rank ", rank, " is not in process set ", request.group, " (",
+                                     JoinRanks(ranks), ")"));
   BAGUA_RETURN_IF_ERROR(CheckTensors(operation));
   if (request.kind == Kind::kAllreduce || request.kind == Kind::kReduceScatter)
     return CheckReduction(operation);
   if (request.kind == Kind::kBroadcast &&
       std::find(ranks.begin(), ranks.end(), request.root) == ranks.end())
-    return Invalid(operation,
-                   StrCat("root_rank ", request.root, " is none of the group's ", ranks.size(),
-                          " ranks (", ranks.front(), " to ", ranks.back(), ")"));
+    return Invalid(operation, request.group == 0
+                                  ? StrCat("root_rank ", request.root, " is none of the ",
+                                           ranks.size(), " ranks (0 to ", ranks.back(), ")")
+                                  : StrCat("root_rank ", request.root, " is not in process set ",
+                                           request.group, " (", JoinRanks(ranks),
+                                           "); roots are global ranks"));
   if (request.kind == Kind::kAlltoall) return CheckSplits(operation, ranks.size());
   return {};
 }

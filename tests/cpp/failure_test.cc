@@ -135,21 +135,19 @@ TEST_P(FailureTest, GroupsWithoutTheLeaverGoOn) {
     if (r != victim()) stayers.push_back(r);
   std::barrier gate(kSize);
   cluster.Run([&](int rank, Engine& engine) {
+    const uint32_t group = MustAddGroup(&engine, stayers);
+    gate.arrive_and_wait();
     if (rank == victim()) {
-      gate.arrive_and_wait();
       cluster.Destroy(rank);
       gate.arrive_and_wait();
       return;
     }
-    Result<uint32_t> group = engine.AddGroup(stayers, Patience());
-    ExpectOk(group.status());
-    gate.arrive_and_wait();
     gate.arrive_and_wait();
     ExpectFails(RunOne(&engine, MakeBarrier("everyone")), StatusCode::kPeerLost, {victim_name()});
     for (int i = 0; i < 5; ++i) {
       Bytes data = ValuesOf(DType::kInt32, 30000, rank, i);
-      ExpectOk(RunOne(
-          &engine, MakeAllreduce("stayers", DType::kInt32, &data, ReduceOp::kSum, group.value())));
+      ExpectOk(
+          RunOne(&engine, MakeAllreduce("stayers", DType::kInt32, &data, ReduceOp::kSum, group)));
       ExpectReduced(data, DType::kInt32, ReduceOp::kSum, stayers, i);
     }
   });

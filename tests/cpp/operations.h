@@ -143,6 +143,10 @@ inline OperationPtr MakeBarrier(const std::string& name, uint32_t group = 0) {
   return MakeOperation(Kind::kBarrier, name, group);
 }
 
+inline void ExpectOk(const Status& status) {
+  EXPECT_TRUE(status.ok()) << status.message();
+}
+
 inline Status Await(Engine* engine, const OperationPtr& operation) {
   if (!engine->Wait(*operation, Patience()))
     return Status(StatusCode::kInProgress, operation->Describe() + " does not end");
@@ -154,16 +158,21 @@ inline Status RunOne(Engine* engine, const OperationPtr& operation) {
   return Await(engine, operation);
 }
 
-inline void ExpectOk(const Status& status) {
-  EXPECT_TRUE(status.ok()) << status.message();
-}
-
 inline void ExpectFails(const Status& status, StatusCode code,
                         const std::vector<std::string>& parts) {
   EXPECT_EQ(status.code(), code) << StatusCodeName(status.code()) << ": " << status.message();
   for (const std::string& part : parts)
     EXPECT_NE(status.message().find(part), std::string::npos)
         << "'" << part << "' is not in: " << status.message();
+}
+
+// Every rank adds the group; its number.
+inline uint32_t MustAddGroup(Engine* engine, const std::vector<int>& ranks) {
+  Result<OperationPtr> operation = engine->AddGroup(ranks);
+  ExpectOk(operation.status());
+  if (!operation.ok()) return 0;
+  ExpectOk(RunOne(engine, operation.value()));
+  return operation.value()->added;
 }
 
 // An allreduce whose result is checked.

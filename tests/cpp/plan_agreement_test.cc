@@ -130,11 +130,13 @@ TEST_P(PlanOfThreeTest, OfAGroupAveragesOverTheGroup) {
   cluster.Run([](int rank, Engine& engine) {
     const PlanPtr everyone = MustRegister(&engine, MixedOptions("everyone"));
     PlanPtr pair;
-    if (rank != 1) {
-      PlanOptions options = MixedOptions("pair");
-      Result<uint32_t> group = engine.AddGroup({0, 2}, Patience());
-      ExpectOk(group.status());
-      options.group = group.value();
+    PlanOptions options = MixedOptions("pair");
+    options.group = MustAddGroup(&engine, {0, 2});
+    if (rank == 1) {
+      ExpectFails(Register(&engine, options, &pair), StatusCode::kInvalidArgument,
+                  {"plan 'pair'", "rank 1 is not in process set 1 (ranks 0, 2)"});
+      pair = nullptr;
+    } else {
       pair = MustRegister(&engine, options);
     }
     for (int step = 1; step <= 3; ++step) {
@@ -155,7 +157,8 @@ TEST(PlanWait, OfTheNextBucketDoesNotBeginWithTheLast) {
   CopyCounter copies;
   Plan::Exchange exchange;
   exchange.backend = MakeMeshBackend(nullptr, {{0}, 0}, &copies);
-  plan->BeginExchange(0, std::move(exchange), &scheduler, &counters, [] {});
+  plan->BeginExchange(0, std::move(exchange), &scheduler, &counters,
+                      {[] {}, [](const Plan&) {}});
   Task<Status> run = plan->Run();
   for (int step = 0; step < 2; ++step) {
     EXPECT_EQ(plan->waiting_since(), kForever);

@@ -60,7 +60,7 @@ TEST(Arguments, ThatThisRankSeesToBeWrongAreRefusedAndNothingIsQueued) {
          o->request.splits = {1, 1, 0};
        },
        {"sum to 2", "first dimension is 3"}},
-      {Kind::kAllreduce, [](Operation* o) { o->request.group = 7; }, {"no group 7"}},
+      {Kind::kAllreduce, [](Operation* o) { o->request.group = 7; }, {"no process set 7"}},
   };
   Cluster cluster(Fabric::kLoopback, 3);
   cluster.Run([&](int rank, Engine& engine) {

@@ -1,7 +1,10 @@
-"""Runs scripts as the ranks of jobs, each rank a fork of this process, which has imported torch.
+"""Runs scripts as the ranks of jobs, each rank a fork of this process, which has done the imports.
 
 A rank that is started anew needs seconds for its imports; a fork needs none, so that a test can
-afford many jobs. Reads one job a line from standard input, as JSON, and answers each with a line:
+afford many jobs. The argument names what is imported: ``torch`` or ``tensorflow``. TensorFlow bears
+the fork as long as nothing was computed: the import alone starts no thread.
+
+Reads one job a line from standard input, as JSON, and answers each with a line:
 
     {"script": PATH, "arguments": [...], "ranks": N, "environment": {...}, "seconds": LIMIT}
     {"codes": [exit code of each rank, null if it ran past LIMIT], "output": "[rank] line\\n..."}
@@ -15,6 +18,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -29,14 +33,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch._dynamo  # torch's optimizers import it; the forks need not
-
-import bagua_ext.torch  # noqa: F401
 from bagua_ext.runner.processes import become_subreaper, descendants, die_with_parent
 from bagua_ext.runner.store import CoreStore
 
 Job = dict[str, Any]
+
+# torch's optimizers import torch._dynamo.
+IMPORTS = {
+    "torch": ("torch", "torch._dynamo", "bagua_ext.torch"),
+    "tensorflow": ("tensorflow", "keras", "bagua_ext.tensorflow"),
+}
 
 
 @dataclass
@@ -104,7 +110,10 @@ def become_rank(job: Job, rank: int, store: Store, key: int, output: int) -> Non
         os.environ[f"BAGUA_{all_of_them}"] = str(job["ranks"])
     os.environ["BAGUA_RENDEZVOUS"], os.environ["BAGUA_SECRET_FD"] = store.address, str(key)
     faulthandler.dump_traceback_later(max(1.0, job["seconds"] - 2.0))
-    torch.manual_seed(1 + rank)
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.set_random_seed(1 + rank)
+    else:
+        sys.modules["torch"].manual_seed(1 + rank)
     sys.argv = [job["script"], *job["arguments"]]
     sys.path.insert(0, str(Path(job["script"]).parent))
 
@@ -168,7 +177,7 @@ def run(job: Job) -> dict[str, Any] | None:
 def be_the_script(path: str) -> None:
     """Runs ``path`` as a program, up to and with its exit handlers.
 
-    The interpreter is not taken apart afterwards: after torch that takes most of a second.
+    The interpreter is not taken apart afterwards: with a framework that takes most of a second.
     """
     code = 0
     try:
@@ -186,6 +195,8 @@ def be_the_script(path: str) -> None:
 def main() -> None:
     """Serves until standard input ends."""
     become_subreaper()
+    for module in IMPORTS[sys.argv[1]]:
+        importlib.import_module(module)
     gc.freeze()  # a fork's collector then leaves the shared pages alone
     for line in sys.stdin:
         job = json.loads(line)

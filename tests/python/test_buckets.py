@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from bagua_ext.torch._buckets import Piece, lay_out, ready_order
+from bagua_ext.buckets import Piece, lay_out, ready_order
 
 
 def test_gradients_that_were_never_ready_come_last_and_in_reverse() -> None:

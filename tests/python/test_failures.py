@@ -25,8 +25,9 @@ COLLECTIVES = (
     "barrier",
     "async",
 )
-# Before init, within it, while the optimizer's plan is agreed, within backward, at its end.
-PLACES = ("init", "joining", "register", "backward", "finish", "workers")
+# Before init, within it, while the optimizer's plan is agreed, within backward, at its end; while
+# the others have joined, or work with it in a process set.
+PLACES = ("init", "joining", "register", "backward", "finish", "workers", "joined", "set")
 RESULT = re.compile(r"RESULT (\w+): (.*) after (-?[0-9.]+)$", re.M)
 # The promise is 1 s. A loaded machine may schedule the survivors later than that.
 BOUND_SECONDS = 5.0

@@ -37,6 +37,24 @@ def test_the_wrapper_is_an_optimizer_for_all_its_life(run_ranks: RunRanks, ranks
     run_ranks("lifecycle.py", ranks)
 
 
+@pytest.mark.parametrize("ranks", RANKS)
+def test_process_sets_communicate_among_themselves(run_ranks: RunRanks, ranks: int) -> None:
+    run_ranks("process_sets.py", ranks)
+
+
+def test_process_sets_over_sockets(run_ranks: RunRanks) -> None:
+    run_ranks("process_sets.py", 4, BAGUA_TRANSPORT="tcp")
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_ranks_with_uneven_data_join(run_ranks: RunRanks, ranks: int) -> None:
+    run_ranks("join.py", ranks)
+
+
+def test_ranks_with_uneven_data_join_over_sockets(run_ranks: RunRanks) -> None:
+    run_ranks("join.py", 3, BAGUA_TRANSPORT="tcp")
+
+
 @pytest.mark.parametrize("ranks", (2, 3))
 def test_ranks_that_disagree_are_told_how_and_go_on(run_ranks: RunRanks, ranks: int) -> None:
     run_ranks("mismatches.py", ranks)

@@ -18,6 +18,7 @@ from bagua_ext._core import ffi, lib
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROBE = ROOT / "cmake" / "probe_torch.py"
+PROBE_TENSORFLOW = ROOT / "cmake" / "probe_tensorflow.py"
 LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "build", "dist", "shared", "__pycache__", "*.so", "*.egg-info"
 )
@@ -66,6 +67,25 @@ def test_a_torch_without_what_the_operations_need_is_named_with_its_version(tmp_
     assert found == '{"reason": "torch 2.9.1+cpu is too old, 2.10 is needed"}\n'
 
 
+def test_a_folder_named_tensorflow_is_not_taken_for_an_installed_one(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow").mkdir()
+    found = output_of(sys.executable, "-S", PROBE_TENSORFLOW, PYTHONPATH=str(tmp_path))
+    assert found == '{"reason": "tensorflow is not installed"}\n'
+
+
+def test_a_tensorflow_before_keras_3_is_named_with_its_version(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").touch()
+    metadata = tmp_path / "tensorflow_cpu-2.15.1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: tensorflow-cpu\nVersion: 2.15.1\n"
+    )
+    (metadata / "top_level.txt").write_text("tensorflow\n")
+    found = output_of(sys.executable, "-S", PROBE_TENSORFLOW, PYTHONPATH=str(tmp_path))
+    assert found == '{"reason": "tensorflow 2.15.1 is too old, 2.16 is needed"}\n'
+
+
 # ---- What is built from a copy of the sources ---------------------------------------------------
 
 
@@ -87,12 +107,13 @@ def build_wheel(sources: Path, folder: Path, variables: Mapping[str, str]) -> st
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources in which an earlier build for torch left its libraries."""
+    """A copy of the sources in which an earlier build for frameworks left its libraries."""
     copy = tmp_path_factory.mktemp("sources") / "bagua_ext"
     shutil.copytree(ROOT, copy, ignore=LEFT_OUT)
     for folder in ("bagua_ext", "build/lib.linux-x86_64-cpython-311/bagua_ext"):
         (copy / folder).mkdir(parents=True, exist_ok=True)
         (copy / folder / "libbagua_torch.so").write_text("stale")
+        (copy / folder / "libbagua_tensorflow.so").write_text("stale")
         (copy / folder / "_core.cpython-311-x86_64-linux-gnu.so").write_text("stale")
     return copy
 
@@ -101,7 +122,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of the core alone."""
     folder = tmp_path_factory.mktemp("wheel")
-    output = build_wheel(sources, folder, {"BAGUA_WITHOUT_TORCH": "1"})
+    alone = {"BAGUA_WITHOUT_TORCH": "1", "BAGUA_WITHOUT_TENSORFLOW": "1"}
+    output = build_wheel(sources, folder, alone)
     wheels = list(folder.glob("*.whl"))
     assert len(wheels) == 1, output
     return wheels[0]
@@ -168,9 +190,24 @@ except ImportError as error:
 
 
 @pytest.mark.slow
+def test_without_tensorflow_the_operations_say_how_to_get_them(moved: Path) -> None:
+    code = """
+try:
+    from bagua_ext.tensorflow import _library
+    _library.load_operations()
+except ImportError as error:
+    print(error)
+"""
+    hidden = {"PYTHONPATH": str(moved), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    printed = output_of(sys.executable, "-c", code, **hidden)
+    assert "built without TensorFlow" in printed and "pip install" in printed
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "text"),
     (
+        ({"BAGUA_WITH_TENSORFLOW": "1", "BAGUA_WITHOUT_TENSORFLOW": "1"}, "are both set: unset"),
         ({"BAGUA_WITH_TORCH": "1", "BAGUA_WITHOUT_TORCH": "1"}, "are both set: unset one"),
         ({"BAGUA_WITH_TORCH": "yes"}, "BAGUA_WITH_TORCH is 'yes': use 1 or 0"),
         ({"BAGUA_PYTHON": "/nowhere/python"}, "cannot run /nowhere/python to look for torch"),

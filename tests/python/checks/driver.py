@@ -7,11 +7,13 @@ import time
 import traceback
 from typing import Any
 
-import bagua_ext.torch as hvd
-
 
 def run_checks(namespace: dict[str, Any]) -> None:
-    """Calls the checks in order; arguments select by name. The first failure ends the rank."""
+    """Calls the checks in order; arguments select by name. The first failure ends the rank.
+
+    ``namespace`` holds the script's globals, among them ``hvd``, the module whose ranks it tests.
+    """
+    hvd = namespace["hvd"]
     wanted = sys.argv[1:]
     hvd.init()
     for name, check in list(namespace.items()):

@@ -8,65 +8,20 @@ that the error is lasting, and ends well.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from moment import MOMENT, end, end_soon, note_the_moment, wait_for_the_moment
 from torch import nn
 
 import bagua_ext.torch as hvd
 
 BIG = 6 << 20  # elements, so that a collective takes some milliseconds
 ROUNDS = 10_000_000
-MOMENT = Path(os.environ["BAGUA_TEST_MOMENT"])
-BELL = MOMENT.with_suffix(".bell")
-
-
-def note_the_moment() -> None:
-    draft = MOMENT.with_suffix(f".{os.getpid()}")
-    draft.write_text(repr(time.monotonic()))
-    draft.replace(MOMENT)
-    # Opening the bell's other end wakes those who wait; without one nobody waits.
-    with contextlib.suppress(OSError):
-        os.close(os.open(BELL, os.O_WRONLY | os.O_NONBLOCK))
-
-
-def wait_for_the_moment() -> None:
-    with contextlib.suppress(FileExistsError):
-        os.mkfifo(BELL)
-    bell = os.open(BELL, os.O_RDONLY | os.O_NONBLOCK)
-    waiter = select.poll()
-    waiter.register(bell, select.POLLIN)
-    # Who notes the moment writes the file before the bell, so one of the two is seen.
-    if not MOMENT.exists():
-        waiter.poll()
-    os.close(bell)
-
-
-def end(how: str) -> None:
-    note_the_moment()
-    if how == "exit":
-        os._exit(5)
-    if how == "exception":
-        raise KeyError("a bug of the user's")
-    if how == "leave":
-        hvd.shutdown()
-        sys.exit(0)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def end_soon(how: str) -> None:
-    """Ends this process from another thread while the main one is inside a collective."""
-    timer = threading.Timer(0.2, end, [how])
-    timer.daemon = True
-    timer.start()
 
 
 def collective(name: str) -> Callable[[], object]:
@@ -154,6 +109,35 @@ def change_alone(doomed: bool) -> None:
     raise AssertionError("the ranks did not notice that their plans differ")
 
 
+def join(doomed: bool, how: str) -> None:
+    """The others have joined and serve the doomed rank's steps."""
+    model = nn.Linear(4, 4)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+    for step in range(5 if doomed else 1):
+        if step == 4:
+            end(how)
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        if step > 0:
+            hvd.allreduce(torch.ones(3), name="served")
+    hvd.join()
+
+
+def work_in_sets(doomed: bool, how: str) -> None:
+    """The doomed rank shares a set with its neighbour; the first rank works by itself."""
+    last = hvd.size() - 1
+    pair, rest = hvd.add_process_set([last - 1, last]), hvd.add_process_set(range(last))
+    x = torch.ones(BIG // 100)
+    for step in range(ROUNDS):
+        if doomed and step == 5:
+            end(how)
+        if pair.included():
+            hvd.allreduce_(x, name="pair", process_set=pair)
+        if rest.included():
+            hvd.allreduce_(x, name="rest", process_set=rest)
+
+
 def load_with_workers(doomed: bool, how: str) -> None:
     """The rank dies while its forked data-loader workers live: they must not hold its place."""
     data = torch.utils.data.TensorDataset(torch.arange(1 << 20, dtype=torch.float32))
@@ -213,6 +197,10 @@ def run(place: str, how: str) -> None:
         if doomed:
             end(how)
         hvd.allreduce(torch.ones(3), name="waits")
+    elif place == "joined":
+        join(doomed, how)
+    elif place == "set":
+        work_in_sets(doomed, how)
     elif place == "never":
         if doomed:
             hvd.allgather(torch.ones(2), name="something else")

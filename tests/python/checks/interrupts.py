@@ -55,6 +55,35 @@ def check_a_gather_can_be_waited_for_again() -> None:
     assert torch.equal(hvd.synchronize(handle), torch.ones(hvd.size()))
 
 
+def check_a_join_can_be_waited_for_again() -> None:
+    told = {signal.SIGUSR1}
+    signal.pthread_sigmask(signal.SIG_BLOCK, told)
+    pids = hvd.allgather_object(os.getpid())
+    if hvd.rank() == 0:
+        raised(KeyboardInterrupt, hvd.join)
+        os.kill(pids[1], signal.SIGUSR1)
+    else:
+        # Served by rank 0, which therefore has joined and stays joined.
+        got = hvd.allreduce(torch.ones(2), name="rank 0 has joined", op=hvd.Sum)
+        assert torch.equal(got, torch.full((2,), hvd.size() - 1.0))
+    if hvd.rank() == 1:
+        os.kill(pids[0], signal.SIGINT)
+        assert signal.sigtimedwait(told, 10.0) is not None
+    assert 0 <= hvd.join() < hvd.size()
+    sum_of_ones("after")
+
+
+def check_a_process_set_can_be_waited_for_again() -> None:
+    for _ in range(2):
+        interrupted_on_rank_0(lambda: hvd.add_process_set([1]))
+        one = hvd.add_process_set([1])
+        assert one.included() == (hvd.rank() == 1)
+        interrupted_on_rank_0(lambda one=one: hvd.remove_process_set(one))
+        assert hvd.remove_process_set(one)
+        assert hvd.process_set_ids() == [0]
+    sum_of_ones("after")
+
+
 def check_the_end_of_backward() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
