@@ -46,14 +46,19 @@ def factor(value: int) -> float:
     return struct.unpack("<d", struct.pack("<q", value))[0]
 
 
-def refuse_xla() -> None:
-    """Raises if the graph that is being built will be compiled by XLA."""
+def in_graph() -> Any:
+    """Returns a scope for operations of the graph that is being built; XLA leaves them alone.
+
+    Raises:
+        ValueError: XLA is to compile the whole graph.
+    """
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise ValueError(
             "bagua_ext's operations cannot be part of a function that XLA compiles. Pass "
             "jit_compile=False to tf.function or Model.compile, or call the operation outside of "
             "the compiled function."
         )
+    return tf.xla.experimental.jit_scope(compile_ops=False)
 
 
 def run(function: Callable[..., Any], *inputs: Any, **attributes: Any) -> Any:
@@ -64,8 +69,8 @@ def run(function: Callable[..., Any], *inputs: Any, **attributes: Any) -> Any:
     bagua_ext's.
     """
     if not tf.executing_eagerly():
-        refuse_xla()
-        return function(*inputs, **attributes)
+        with in_graph():
+            return function(*inputs, **attributes)
     try:
         return function(*inputs, wait=True, **attributes)
     except tf.errors.OpError as error:

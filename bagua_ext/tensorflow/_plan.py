@@ -100,13 +100,14 @@ class Plan:
             values = [gradients[i] for i in indices]
             results, used = _ops.run_step(library.bagua_plan_step, values, **common)
             return results, used.numpy()
-        _ops.refuse_xla()
         self._keep_with(tf.compat.v1.get_default_graph())
-        token = library.bagua_plan_begin(slot=self._slot)
-        values = [
-            library.bagua_plan_put(token, gradients[i], slot=self._slot, index=i) for i in indices
-        ]
-        return library.bagua_plan_take(values, **common)
+        with _ops.in_graph():
+            token = library.bagua_plan_begin(slot=self._slot)
+            values = [
+                library.bagua_plan_put(token, gradients[i], slot=self._slot, index=i)
+                for i in indices
+            ]
+            return library.bagua_plan_take(values, **common)
 
     def _keep_with(self, graph: Any) -> None:
         while graph is not None:

@@ -22,6 +22,7 @@ LAUNCHERS: dict[str, list[str]] = {
     "bagua-run": ["-m", "bagua_ext.runner", "-np", "2", sys.executable],
     "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", "2"],
 }
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 OUTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Sums of float32 in another order; training carries the difference on.
 TOLERANCE = 1e-3
@@ -42,7 +43,7 @@ def run_example(folder: Path, launcher: str, script: str, *arguments: str) -> Le
     kept = {k: v for k, v in os.environ.items() if k not in OUTER and not k.startswith("BAGUA_")}
     job = subprocess.run(
         [*command, "--json", str(curve)],
-        env={**kept, "OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(folder / "config")},
+        env={**kept, **ONE_THREAD, "XDG_CONFIG_HOME": str(folder / "config")},
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -71,6 +72,15 @@ def test_digits_reach_97_percent_with_the_curve_of_one_process(tmp_path: Path) -
     for lines in (ours.lines, torchs.lines):
         assert any(re.match(r"\[#+ *\] \d+/345  epoch \d+/15  loss \d", line) for line in lines)
         assert re.fullmatch(rf"test accuracy {accuracy} %, \d+ samples/s", lines[-1]), lines[-1]
+
+
+def test_tensorflow_digits_reach_97_percent_with_the_curve_of_one_process(tmp_path: Path) -> None:
+    ways = ["alone", "bagua-run"]
+    alone, ours = run_side_by_side(tmp_path, ways, "tf_digits.py", "--epochs", "8")
+    assert min(alone.json["accuracy"], ours.json["accuracy"]) >= 0.97
+    assert ours.json["loss"][:40] == pytest.approx(alone.json["loss"][:40], abs=TOLERANCE)
+    accuracy = f"{100 * ours.json['accuracy']:.1f}"
+    assert re.fullmatch(rf"test accuracy {accuracy} %, \d+ samples/s", ours.lines[-1])
 
 
 def test_text_is_learned_alike_by_one_process_and_by_two(tmp_path: Path) -> None:

@@ -31,32 +31,35 @@ print({"torch", "numpy", "tensorflow"} & sys.modules.keys() or "none")
     assert result.stdout.strip() == "none", result.stderr
 
 
+@pytest.mark.parametrize("framework", ("torch", "tensorflow"))
 @pytest.mark.parametrize("folder", (False, True))
-def test_without_pytorch_the_error_says_what_to_install(tmp_path: Path, folder: bool) -> None:
-    """A folder named torch on the path can be imported, but it is not PyTorch."""
+def test_without_a_framework_the_error_says_what_to_install(
+    tmp_path: Path, framework: str, folder: bool
+) -> None:
+    """A folder named as the framework on the path can be imported, but it is not the framework."""
     if folder:
-        (tmp_path / "torch").mkdir()
+        (tmp_path / framework).mkdir()
     code = (
         f"""
-folder = {folder}
+folder, framework = {folder}, "{framework}"
 """
         + """
-import importlib.util, importlib.machinery
+import importlib, importlib.util, importlib.machinery
 found = importlib.util.find_spec
-def without_torch(name, package=None):
-    if name == "torch":
-        return importlib.machinery.ModuleSpec("torch", None, is_package=True) if folder else None
+def without_it(name, package=None):
+    if name == framework:
+        return importlib.machinery.ModuleSpec(name, None, is_package=True) if folder else None
     return found(name, package)
-importlib.util.find_spec = without_torch
-import bagua_ext.torch
+importlib.util.find_spec = without_it
+importlib.import_module("bagua_ext." + framework)
 """
     )
     result = python(code, tmp_path)
     assert result.returncode == 1
-    assert "ImportError" in result.stderr and "pip install torch" in result.stderr
+    assert "ImportError" in result.stderr and f"pip install {framework}" in result.stderr
 
 
-@pytest.mark.parametrize("name", ("ProcessSet", "join", "start_timeline"))
+@pytest.mark.parametrize("name", ("SyncBatchNorm", "elastic", "start_timeline"))
 def test_names_of_horovod_that_are_missing_say_so(name: str) -> None:
     import bagua_ext.torch as bagua
 

@@ -35,3 +35,8 @@ def test_ranks_of_both_frameworks_are_one_job(
     survived = [float(seconds) for seconds in re.findall(r"survived ([0-9.]+)", job.stdout)]
     assert len(survived) == ranks - 1 and max(survived) < BOUND_SECONDS, job.stdout
     assert job.returncode == (128 + signal.SIGKILL if end == "kill" else 0), job.stdout
+
+
+def test_one_process_uses_both_frameworks_in_either_order(launch_ranks: LaunchMixed) -> None:
+    job = launch_ranks("both.py", 2, TF_CPP_MIN_LOG_LEVEL="2")
+    assert job.stdout.count("used both") == 2, job.stdout
