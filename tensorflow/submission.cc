@@ -7,15 +7,6 @@
 #include "tensorflow/waiting.h"
 
 namespace bagua_tensorflow {
-namespace {
-
-Patience& GraphPatience() {
-  static Patience* const patience = new Patience;
-  return *patience;
-}
-
-}  // namespace
-
 Submission::Submission(bagua_kind_t kind, std::string name) : name_(std::move(name)) {
   request_.kind = kind;
   request_.name = name_.c_str();
@@ -74,17 +65,14 @@ void Submission::Start(tensorflow::OpKernelContext* context, bool wait,
   if (!wait && !WatchCancellation()) return;
   const std::shared_ptr<Submission> keep = shared_from_this();
   self_ = keep;
-  const double help = wait ? kSliceSeconds : GraphPatience().Next();
   uint64_t handle = 0;
-  const int status =
-      help > 0.0 ? bagua_run(&request_, help, &handle) : bagua_enqueue(&request_, &handle);
-  if (help == 0.0 ? status != BAGUA_OK : status != BAGUA_IN_PROGRESS && !core_ended_) {
+  const int status = bagua_run(&request_, wait ? kSliceSeconds : kHelpSeconds, &handle);
+  if (status != BAGUA_IN_PROGRESS && !core_ended_.load(std::memory_order_acquire)) {
     // Refused at the call: the core does not know the operation.
     self_.reset();
     End(LastStatus(status));
     return;
   }
-  if (help > 0.0 && !wait) GraphPatience().Learn(status != BAGUA_IN_PROGRESS);
   if (wait) Wait(status, handle);
   if (handle != 0) bagua_release(handle);
 }

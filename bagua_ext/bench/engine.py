@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+import numpy as np
 
 from bagua_ext._core import ffi, lib
 
@@ -35,9 +35,7 @@ class FlatBucket:
         data, size, dtype = ffi.new("void **"), ffi.new("int64_t *"), ffi.new("int32_t *")
         call(lib.bagua_plan_bucket(self._plan, 0, data, size, dtype))
         self._memory = data[0]
-        self.data: torch.Tensor = torch.frombuffer(
-            ffi.buffer(self._memory, count * 4), dtype=torch.float32
-        )
+        self.data: np.ndarray = np.frombuffer(ffi.buffer(self._memory, count * 4), np.float32)
 
     def exchange(self) -> None:
         """Replaces ``data`` by its average over ranks."""
@@ -52,12 +50,12 @@ class FlatBucket:
 
 
 class Allreduce:
-    """A named allreduce of ``data`` in place, its request made once and run many times."""
+    """A named allreduce of float32 ``data`` in place, its request made once and run many times."""
 
-    def __init__(self, name: str, data: torch.Tensor) -> None:
-        self._shape = ffi.new("int64_t[1]", [data.numel()])
+    def __init__(self, name: str, data: np.ndarray) -> None:
+        self._shape = ffi.new("int64_t[1]", [data.size])
         self._tensor = ffi.new("bagua_tensor_t *")
-        self._tensor.data = ffi.cast("void *", data.data_ptr())
+        self._tensor.data = ffi.cast("void *", data.ctypes.data)
         self._tensor.dtype, self._tensor.device = lib.BAGUA_FLOAT32, -1
         self._tensor.ndim, self._tensor.shape = 1, self._shape
         self._name = ffi.new("char[]", name.encode())

@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bagua_ext import objects
 from bagua_ext.bench.options import Options
+from bagua_ext.bench.shared import meet_asleep
 
 if TYPE_CHECKING:
     from bagua_ext.bench.job import Job
 
-_MODULES = {"mpi": "mpi4py", "horovod": "horovod"}
+# The module of each.
+EXTERNALS = {"mpi": "mpi4py", "horovod": "horovod"}
 _LAUNCHERS = {"mpi": "mpiexec", "horovod": "horovodrun"}
 _WORKER = "external_worker.py"
 _LAUNCH_VARIABLES = ("BAGUA_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "TORCHELASTIC_", "MASTER_")
@@ -44,12 +47,12 @@ class External:
 
     @staticmethod
     def find(name: str, options: Options) -> External:
-        """The library called ``name`` in ``LIBRARIES``.
+        """The library called ``name`` in ``EXTERNALS``.
 
         Raises:
             NotInstalledError: if its module or its launcher is missing; the text says what to do.
         """
-        module, program = _MODULES[name], _LAUNCHERS[name]
+        module, program = EXTERNALS[name], _LAUNCHERS[name]
         chosen = options.mpi_python if name == "mpi" else options.horovod_python
         python = chosen or sys.executable
         if not _has_module(python, module):
@@ -117,10 +120,8 @@ def run_on_rank_zero(
     external: External, size: int, rounds: int, repeats: int, job: Job
 ) -> list[float]:
     """Samples of a job of ``external``'s own, known to every rank of this one afterwards."""
-    import bagua_ext.torch as bagua
-
     outcome: tuple[list[float], str] = ([], "")
-    bagua.barrier()
+    meet_asleep()
     if job.rank == 0:
         try:
             warmup, cores = job.options.warmup, job.cores if job.options.bind else ()
@@ -128,7 +129,7 @@ def run_on_rank_zero(
         except RuntimeError as error:
             outcome = [], str(error)
     samples: list[float]
-    samples, failure = bagua.broadcast_object(outcome, root_rank=0)
+    samples, failure = objects.broadcast_object(outcome, root_rank=0)
     if failure:
         raise RuntimeError(failure)
     return samples

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 from collections.abc import Sequence
+from typing import Any
 
-import torch
-
-import bagua_ext.torch as bagua
-from bagua_ext.bench import gloo
+from bagua_ext import basics, objects
+from bagua_ext.bench.frameworks import FRAMEWORKS
 from bagua_ext.bench.measure import Candidate, alternate
 from bagua_ext.bench.options import Options
 from bagua_ext.bench.report import Report
-from bagua_ext.bench.shared import SpinBarrier
+from bagua_ext.bench.shared import SpinBarrier, meet_asleep
 from bagua_ext.launch import detect
 
 
 class Job:
     """This rank's part of a bench; every method is called by all ranks together."""
 
-    def __init__(self, options: Options, cores: Sequence[int]) -> None:
+    def __init__(self, options: Options, cores: Sequence[int], strategy: Any = None) -> None:
         self.options = options
         self.cores = cores  # those that the launcher gave to this rank
-        self.rank: int = bagua.rank()
-        self.size: int = bagua.size()
+        self.strategy = strategy  # TensorFlow's own, if compared with
+        self.rank: int = basics.rank()
+        self.size: int = basics.size()
         self.meet = SpinBarrier()
 
     def rounds(self, default: int) -> int:
@@ -41,7 +40,7 @@ class Job:
         mine = alternate(
             candidates, self.meet, rounds=rounds, warmup=self.options.warmup, repeats=repeats
         )
-        everyones = bagua.allgather_object(mine)
+        everyones = objects.allgather_object(mine)
         return {
             name: [max(sample) for sample in zip(*(each[name] for each in everyones), strict=True)]
             for name in mine
@@ -50,14 +49,14 @@ class Job:
 
 def work(options: Options) -> Report:
     """Runs a case in this process, one rank of the job."""
-    torch.set_num_threads(1)
+    framework = FRAMEWORKS[options.framework]
+    session = importlib.import_module(framework.session)
     cores = sorted(os.sched_getaffinity(0))
     if options.bind:  # before init, so that the engine's threads inherit it
         os.sched_setaffinity(0, {cores[detect(os.environ).rank % len(cores)]})
-    bagua.init()
-    case = importlib.import_module(f"bagua_ext.bench.cases.{options.case}")
-    with gloo.process_group() if "gloo" in options.compare else contextlib.nullcontext():
-        report: Report = case.measure(Job(options, cores))
-        bagua.barrier()  # nobody leaves before the slowest is done
-    bagua.shutdown()
+    with session.opened(options) as strategy:
+        case = importlib.import_module(f"{framework.cases}.{options.case}")
+        report: Report = case.measure(Job(options, cores, strategy))
+        meet_asleep()  # nobody leaves before the slowest is done
+    basics.shutdown()
     return report

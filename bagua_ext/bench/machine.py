@@ -13,7 +13,8 @@ from pathlib import Path
 import bagua_ext
 from bagua_ext.bench.options import Options
 
-_PACKAGES = ("torch", "mpi4py", "horovod", "numpy", "matplotlib")
+_PACKAGES = ("torch", "tensorflow", "tensorflow_cpu", "mpi4py", "horovod", "numpy", "matplotlib")
+_VARIABLES = ("BAGUA_", "HOROVOD_", "OMP_", "GLOO_", "TF_NUM_", "TF_ENABLE_")
 
 
 def describe(options: Options, size: int) -> dict[str, str]:
@@ -76,6 +77,6 @@ def _configuration() -> str:
     chosen = [
         f"{key}={value}"
         for key, value in sorted(os.environ.items())
-        if key.startswith(("BAGUA_", "HOROVOD_", "OMP_", "GLOO_")) and "SECRET" not in key
+        if key.startswith(_VARIABLES) and "SECRET" not in key
     ]
     return " ".join(chosen) or "defaults"

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+from numpy.typing import ArrayLike
 
 PATTERN = 8191  # prime, so that no chunk of a power of two looks like another
 _TOLERANCE = 1e-5  # relative; float32 sums of up to _MAX_GROWTH in value stay far below it
@@ -21,14 +22,17 @@ class WrongResultError(RuntimeError):
 class Candidate:
     """One way to do the operation that is measured.
 
-    ``prepare`` writes this rank's input; ``run`` does the operation once, and again on its own
-    result when a round repeats it; ``check`` is given how often it ran and raises WrongResultError.
+    ``prepare`` writes this rank's input; ``run`` does the operation once, and where it is in place,
+    on its own result when a round repeats it; ``check`` is given how often it ran and raises
+    WrongResultError.
+    One run is ``operations`` of them in a row, which share its time evenly.
     """
 
     name: str
     prepare: Callable[[], None]
     run: Callable[[], object]
     check: Callable[[int], None]
+    operations: int = 1
 
 
 def alternate(
@@ -56,7 +60,7 @@ def alternate(
             taken = _timed(candidate.run, repeats)
             candidate.check(repeats)
             if index >= warmup:
-                seconds[candidate.name] += taken
+                seconds[candidate.name] += [each / candidate.operations for each in taken]
     return seconds
 
 
@@ -67,6 +71,11 @@ def _timed(run: Callable[[], object], repeats: int) -> list[float]:
         run()
         taken.append(time.perf_counter() - start)
     return taken
+
+
+def default_rounds(size: int) -> int:
+    """Turns that allreduces of ``size`` bytes get unless the user says how many."""
+    return 15 if size >= 16 << 20 else 30
 
 
 def repeats_within(wanted: int, size: int) -> int:
@@ -82,26 +91,28 @@ class Pattern:
     """An input that differs in every rank and from element to element, and its reduction."""
 
     def __init__(self, count: int, rank: int, size: int) -> None:
-        base = torch.arange(count, dtype=torch.int64).remainder_(PATTERN).add_(1).float()
-        self.input = base * (rank + 1)
-        self._average = base.mul_((size + 1) / 2)
+        base = (np.arange(count) % PATTERN + 1).astype(np.float32)
+        self.input: np.ndarray = base * np.float32(rank + 1)
+        self._average = base * np.float32((size + 1) / 2)
         self._size = size
 
-    def check_average(self, name: str, data: torch.Tensor) -> None:
+    def check_average(self, name: str, data: ArrayLike) -> None:
         """Raises WrongResultError unless ``data`` is the average over ranks."""
         self._check(name, data, 1.0)
 
-    def check_sum(self, name: str, data: torch.Tensor, repeats: int) -> None:
+    def check_sum(self, name: str, data: ArrayLike, repeats: int) -> None:
         """Raises WrongResultError unless ``data`` was summed over ranks ``repeats`` times."""
         self._check(name, data, float(self._size) ** repeats)
 
-    def _check(self, name: str, data: torch.Tensor, scale: float) -> None:
-        wanted = self._average if scale == 1.0 else self._average * scale
-        if torch.allclose(data, wanted, rtol=_TOLERANCE, atol=0):
+    def _check(self, name: str, data: ArrayLike, scale: float) -> None:
+        got = np.asarray(data)
+        wanted = self._average if scale == 1.0 else self._average * np.float32(scale)
+        is_right = np.abs(got - wanted) <= _TOLERANCE * wanted  # False for what is no number
+        if is_right.all():
             return
-        wrong = torch.isclose(data, wanted, rtol=_TOLERANCE, atol=0).logical_not_().nonzero()
+        wrong = np.flatnonzero(~is_right)
         index = int(wrong[0])
         raise WrongResultError(
-            f"{name}: {len(wrong)} of {len(data)} elements are wrong; element {index} is "
-            f"{data[index].item()}, not {wanted[index].item()}"
+            f"{name}: {len(wrong)} of {len(got)} elements are wrong; element {index} is "
+            f"{got[index].item()}, not {wanted[index].item()}"
         )

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 class Options:
     """Arguments of one run; picklable, since the measuring processes get them.
 
-    ``rounds`` None leaves the number to the case. ``compare`` holds names of ``LIBRARIES``.
+    ``rounds`` None leaves the number to the case. ``compare`` holds names of the libraries that
+    ``FRAMEWORKS`` lists for the framework.
     """
 
     case: str
+    framework: str = "torch"
     np: int = 2
     compare: tuple[str, ...] = ()
     rounds: int | None = None
@@ -26,6 +28,3 @@ class Options:
     seconds: float = 3.0
     mpi_python: str = ""  # interpreter that has mpi4py; "" is this one
     horovod_python: str = ""
-
-
-LIBRARIES = ("gloo", "mpi", "horovod")

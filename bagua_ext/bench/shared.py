@@ -10,12 +10,17 @@ from __future__ import annotations
 import mmap
 import os
 
-import torch
+import numpy as np
 
-import bagua_ext.torch as bagua
+from bagua_ext import basics, objects
 
 _LINE = 64  # bytes; one counter a cache line
 _SPINS = 2000  # about 100 us, then the processor is offered to others
+
+
+def meet_asleep() -> None:
+    """Returns when every rank called it; uses no processor meanwhile, and Ctrl-C ends the wait."""
+    objects.allgather_object(None, "bench.meet")
 
 
 class SharedMemory:
@@ -26,32 +31,32 @@ class SharedMemory:
     """
 
     def __init__(self, bytes: int) -> None:
-        if bagua.local_size() != bagua.size():
+        if basics.local_size() != basics.size():
             raise ValueError(
-                f"{bagua.size()} ranks are on several hosts, {bagua.local_size()} of them here; "
+                f"{basics.size()} ranks are on several hosts, {basics.local_size()} of them here; "
                 "this bench needs them on one"
             )
-        owned = os.memfd_create("bagua-bench") if bagua.rank() == 0 else -1
+        owned = os.memfd_create("bagua-bench") if basics.rank() == 0 else -1
         if owned >= 0:
             os.ftruncate(owned, bytes)
-        path = bagua.broadcast_object(f"/proc/{os.getpid()}/fd/{owned}", root_rank=0)
+        path = objects.broadcast_object(f"/proc/{os.getpid()}/fd/{owned}", root_rank=0)
         descriptor = os.open(path, os.O_RDWR)
         self.map = mmap.mmap(descriptor, bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         os.close(descriptor)
-        bagua.barrier()  # nobody opens the path any more
+        meet_asleep()  # nobody opens the path any more
         if owned >= 0:
             os.close(owned)
 
-    def floats(self, offset: int, count: int) -> torch.Tensor:
+    def floats(self, offset: int, count: int) -> np.ndarray:
         """A view of ``count`` float32 from byte ``offset``; it keeps the memory mapped."""
-        return torch.frombuffer(self.map, dtype=torch.float32, count=count, offset=offset)
+        return np.frombuffer(self.map, np.float32, count, offset)
 
 
 class SpinBarrier:
     """Meets all ranks as often as it is called. Made by all ranks together."""
 
     def __init__(self) -> None:
-        self._rank, self._size, self._generation = bagua.rank(), bagua.size(), 0
+        self._rank, self._size, self._generation = basics.rank(), basics.size(), 0
         memory = SharedMemory(_LINE * self._size)
         self._counters = memoryview(memory.map).cast("q")
 

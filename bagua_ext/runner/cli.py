@@ -347,6 +347,7 @@ def _run_job(
             secret_fd=secret_fd,
             master_address=LOOPBACK,
             master_port=_free_port(),
+            cores=len(os.sched_getaffinity(0)),
             start_timeout_seconds=options.start_timeout,
         )
         job_options = JobOptions(

@@ -16,7 +16,7 @@ class Meeting:
     """How the ranks of a job find each other.
 
     ``secret_fd`` is inherited by every rank; it holds 32 bytes, read with ``os.pread`` at 0.
-    ``master_port`` was free a moment ago and is bound by nobody.
+    ``master_port`` was free a moment ago and is bound by nobody. ``cores``: of this host.
     """
 
     job_id: str
@@ -24,6 +24,7 @@ class Meeting:
     secret_fd: int
     master_address: str
     master_port: int
+    cores: int
     start_timeout_seconds: float | None = None
 
 
@@ -57,7 +58,9 @@ def rank_environment(base: Mapping[str, str], slot: Slot, meeting: Meeting) -> d
         environment["BAGUA_START_TIMEOUT_SECONDS"] = f"{meeting.start_timeout_seconds:g}"
     if slot.local_size > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")
-        # TensorFlow's threads for one operation; its own default is all cores for every rank.
-        environment.setdefault("TF_NUM_INTRAOP_THREADS", environment["OMP_NUM_THREADS"])
+        # TensorFlow's own default is all cores for every rank.
+        share = str(max(1, meeting.cores // slot.local_size))
+        environment.setdefault("TF_NUM_INTRAOP_THREADS", share)
+        environment.setdefault("TF_NUM_INTEROP_THREADS", share)
     environment.setdefault("PYTHONUNBUFFERED", "1")
     return environment

@@ -10,7 +10,6 @@ while the rest of the backward pass runs.
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,7 +75,7 @@ class GradientReducer:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._registered: dict[Any, _Registered] = {}
-        self._numbers = itertools.count()
+        self._numbers: dict[Any, int] = {}
         self._uses: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by graph
 
     @keep_out
@@ -135,12 +134,16 @@ class GradientReducer:
     def _find(self, given: list[Gradient], variables: list[Any], shapes: list[Any]) -> _Registered:
         dtypes = [variable.dtype for variable in map(_native, variables)]
         # A graph says once and for all which gradients there are.
-        own = None if tf.executing_eagerly() else tuple(map(_kind, given))
+        once = tf.executing_eagerly() or self.settings.names is not None
+        own = None if once else tuple(map(_kind, given))
         key = (tuple(zip(map(tuple, shapes), dtypes, strict=True)), own, self._use_in_graph())
         registered = self._registered.get(key)
         if registered is not None and registered.plan.is_current():
             return registered
-        self._registered[key] = self._register(given, variables, shapes, dtypes)
+        # A list keeps its number when it is registered anew, after shutdown and init.
+        number = self._numbers.setdefault(key, len(self._numbers))
+        name = self.settings.name if self.settings.names else f"{self.settings.name}.{number}"
+        self._registered[key] = self._register(name, given, variables, shapes, dtypes)
         return self._registered[key]
 
     def _use_in_graph(self) -> int:
@@ -155,20 +158,14 @@ class GradientReducer:
 
     def _register(
         self,
+        name: str,
         given: list[Gradient],
         variables: list[Any],
         shapes: list[Any],
         dtypes: list[tf.DType],
     ) -> _Registered:
         settings = self.settings
-        name = f"{settings.name}.{next(self._numbers)}" if settings.names is None else settings.name
-        own = np.array([_kind(gradient) for gradient in given], np.uint8)
-        if settings.names is not None:
-            kinds = [_DENSE] * len(given)
-        else:
-            kinds = objects.allreduce_array(
-                own, f"{name}.kinds", Max, settings.process_set
-            ).tolist()
+        kinds = self._agreed_kinds(name, given)
         planned = [i for i, kind in enumerate(kinds) if kind != _SPARSE]
         group_of_variable = _grouped(variables, settings.groups)
         pieces = [
@@ -194,6 +191,14 @@ class GradientReducer:
             agreed=settings.agreed,
         )
         return _Registered(plan, kinds, order)
+
+    def _agreed_kinds(self, name: str, given: list[Gradient]) -> list[int]:
+        if self.settings.names is not None:
+            return [_DENSE] * len(given)
+        own = np.array([_kind(gradient) for gradient in given], np.uint8)
+        return objects.allreduce_array(
+            own, f"{name}.kinds", Max, self.settings.process_set
+        ).tolist()
 
     def _name_of(self, index: int, variable: Any) -> str:
         """Names a gradient by its place: Keras numbers layers by how many the process has made."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -9,10 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
-from bagua_ext.bench.cli import make_parser
+import bagua_ext
+from bagua_ext.bench import frameworks
+from bagua_ext.bench.arguments import make_options, make_parser
 from bagua_ext.bench.measure import Candidate, Pattern, WrongResultError, alternate, repeats_within
 from bagua_ext.bench.report import Report, Row
 from bagua_ext.bench.sizes import format_size, parse_size, parse_sizes
@@ -41,6 +44,20 @@ def measured(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     return done.stdout, json.loads((folder / "bench.json").read_text())
 
 
+def forbid(folder: Path, module: str) -> None:
+    """Makes importing ``module`` fail in what is run in ``folder``."""
+    (folder / module).mkdir()
+    (folder / module / "__init__.py").write_text(f"raise RuntimeError('{module} was imported')\n")
+
+
+def has(framework: str) -> bool:
+    spec = importlib.util.find_spec(framework)  # a folder of that name can be imported as well
+    return spec is not None and spec.origin is not None
+
+
+needs_tensorflow = pytest.mark.skipif(not has("tensorflow"), reason="TensorFlow is not installed")
+
+
 def names(content: dict[str, Any]) -> list[str]:
     return [row["candidate"] for row in content["rows"]]
 
@@ -65,6 +82,7 @@ def test_allreduce_is_measured_beside_gloo_and_a_bare_loop(tmp_path: Path) -> No
 
 
 def test_latency_is_measured_on_three_ranks_and_without_peers(tmp_path: Path) -> None:
+    forbid(tmp_path, "tensorflow")
     sizes = ["--sizes", "4K", "--rounds", "1", "--warmup", "0", "--compare", "none", "--bind"]
     text, content = measured(tmp_path, "latency", "-np", "3", *sizes)
     assert content["size"] == 3
@@ -89,6 +107,41 @@ def test_training_is_measured_beside_ddp(tmp_path: Path) -> None:
     text, content = measured(tmp_path, "train", *sizes)
     assert names(content) == ["no exchange", "bagua", "gloo, DDP"] * 2
     assert "of bytes before backward ended" in text
+
+
+@needs_tensorflow
+def test_tensorflows_allreduce_is_measured_beside_the_c_call_without_torch(tmp_path: Path) -> None:
+    forbid(tmp_path, "torch")
+    sizes = ["--sizes", "4,4004", "--rounds", "2", "--warmup", "1", "--compare", "none"]
+    text, content = measured(tmp_path, "allreduce", "--framework", "tensorflow", *sizes)
+    assert names(content) == ["bagua, eager", "bagua, tf.function", "bagua, C call"] * 2
+    assert [len(row["samples_ms"]) for row in content["rows"]] == [2 * 16] * 6
+    assert "32 operations in one traced function" in text
+    assert "Over the C call at 4 B: bagua, eager " in text
+    assert "tensorflow" in content["header"]["versions"]
+
+
+@needs_tensorflow
+def test_tensorflows_many_tensors_are_measured_beside_its_own_strategy(tmp_path: Path) -> None:
+    sizes = ["--tensors", "7", "--numel", "11", "--rounds", "2", "--warmup", "0"]
+    _, content = measured(tmp_path, "many", "--framework", "tensorflow", *sizes)
+    assert names(content) == [
+        "bagua, one by one",
+        "bagua, one by one in a tf.function",
+        "bagua, grouped",
+        "bagua, grouped in a tf.function",
+        "mwms",
+    ]
+    assert content["rows"][2]["speed"].keys() == {"mwms"}
+
+
+@needs_tensorflow
+def test_tensorflows_training_is_measured_beside_a_step_without_exchange(tmp_path: Path) -> None:
+    sizes = ["--parameters", "20000", "--batches", "3", "--rounds", "3", "--warmup", "1"]
+    arguments = ["--framework", "tensorflow", "--compare", "none", *sizes]
+    text, content = measured(tmp_path, "train", *arguments)
+    assert names(content) == ["no exchange", "bagua"]
+    assert ", floor " in content["rows"][1]["note"]
 
 
 def test_idle_and_waiting_ranks_are_measured(tmp_path: Path) -> None:
@@ -124,15 +177,31 @@ def test_candidates_take_turns_and_each_begins_a_round() -> None:
 
 
 def test_a_wrong_result_ends_the_run_even_in_warm_up() -> None:
-    pattern, data = Pattern(1000, rank=0, size=2), torch.empty(1000)
+    pattern, data = Pattern(1000, rank=0, size=2), np.empty(1000, np.float32)
     forgetful = Candidate(
         "forgetful",
-        prepare=lambda: data.copy_(pattern.input),
-        run=lambda: data[:-1].mul_(1.5),
+        prepare=lambda: np.copyto(data, pattern.input),
+        run=lambda: np.multiply(data[:-1], 1.5, out=data[:-1]),
         check=lambda _: pattern.check_average("forgetful", data),
     )
     with pytest.raises(WrongResultError, match="forgetful: 1 of 1000 .* element 999 is 1000.0"):
         alternate([forgetful], lambda: None, rounds=1, warmup=1)
+
+
+def test_what_is_no_number_is_no_result() -> None:
+    pattern = Pattern(10, rank=0, size=1)
+    data = pattern.input.copy()
+    data[3] = np.nan
+    with pytest.raises(WrongResultError, match="broken: 1 of 10 .* element 3 is nan, not 4.0"):
+        pattern.check_average("broken", data)
+
+
+def test_operations_of_one_run_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter((10.0, 18.0, 20.0, 20.5))
+    monkeypatch.setattr("bagua_ext.bench.measure.time.perf_counter", lambda: next(ticks))
+    chained = Candidate("chained", lambda: None, lambda: None, lambda _: None, operations=4)
+    seconds = alternate([chained], lambda: None, rounds=2, warmup=0)
+    assert seconds == {"chained": [2.0, 0.125]}
 
 
 @pytest.mark.parametrize("size", (1, 2, 3, 1000))
@@ -186,3 +255,42 @@ def test_arguments_that_make_no_sense_are_refused(
     with pytest.raises(SystemExit):
         make_parser().parse_args(arguments)
     assert "bagua-bench" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("framework", "compared", "known"),
+    (("torch", "mwms", "gloo"), ("tensorflow", "gloo", "mwms")),
+)
+def test_each_framework_is_compared_with_its_own_libraries(
+    framework: str, compared: str, known: str
+) -> None:
+    arguments = ["many", "--framework", framework]
+    assert make_options(make_parser().parse_args(arguments)).compare == (known,)
+    wrong = make_parser().parse_args([*arguments, "--compare", compared])
+    with pytest.raises(
+        ValueError, match=f"'{compared}' .* under --framework {framework}; .*{known}"
+    ):
+        make_options(wrong)
+
+
+@pytest.mark.parametrize("framework", ("torch", "tensorflow"))
+def test_a_framework_that_is_not_there_is_named(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / framework).mkdir()  # can be imported, but is not the framework
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, framework, raising=False)
+    with pytest.raises(ValueError, match=f"--framework {framework}: .* is not installed for"):
+        frameworks.require(framework)
+
+
+@pytest.mark.parametrize("framework", ("torch", "tensorflow"))
+def test_a_binding_that_was_not_built_is_named(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid(tmp_path, framework)  # found without being imported
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, framework, raising=False)
+    monkeypatch.setattr(bagua_ext, "__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(ValueError, match=f"built without .*libbagua_{framework}.so is missing"):
+        frameworks.require(framework)

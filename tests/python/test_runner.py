@@ -353,6 +353,10 @@ def test_threads_and_buffering_are_set_unless_the_user_did() -> None:
     (one,) = environments("-np", "1", *python(SHOW), OMP_NUM_THREADS="7", PYTHONUNBUFFERED="")
     assert (one["OMP_NUM_THREADS"], one["PYTHONUNBUFFERED"]) == ("7", "")
     two = environments("-np", "2", "-x", "A=b", "env", "-u", "X", *python(SHOW))
+    share = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert all(v["TF_NUM_INTRAOP_THREADS"] == v["TF_NUM_INTEROP_THREADS"] == share for v in two)
+    (own, _) = environments("-np", "2", *python(SHOW), TF_NUM_INTEROP_THREADS="9")
+    assert own["TF_NUM_INTEROP_THREADS"] == "9"
     assert all(v["PYTHONUNBUFFERED"] == "1" and v["A"] == "b" for v in two)
 
 

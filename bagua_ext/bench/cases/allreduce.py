@@ -11,7 +11,7 @@ import bagua_ext.torch as bagua
 from bagua_ext.bench.engine import FlatBucket
 from bagua_ext.bench.external import External, run_on_rank_zero
 from bagua_ext.bench.job import Job
-from bagua_ext.bench.measure import Candidate, Pattern, repeats_within
+from bagua_ext.bench.measure import Candidate, Pattern, default_rounds, repeats_within
 from bagua_ext.bench.report import Report, Row
 from bagua_ext.bench.shared import SharedMemory
 from bagua_ext.bench.sizes import format_size
@@ -30,7 +30,8 @@ class BareLoop:
 
     def __init__(self, count: int, job: Job) -> None:
         memory = SharedMemory(4 * count * job.size)
-        buffers = [memory.floats(4 * count * rank, count) for rank in range(job.size)]
+        views = [memory.floats(4 * count * rank, count) for rank in range(job.size)]
+        buffers = list(map(torch.from_numpy, views))
         first, last = count * job.rank // job.size, count * (job.rank + 1) // job.size
         shares = [buffer[first:last].split(_BLOCK) for buffer in buffers]
         self._blocks = list(zip(*shares, strict=True)) if last > first else []
@@ -59,21 +60,17 @@ class BareLoop:
             other.copy_(first)
 
 
-def default_rounds(size: int) -> int:
-    return 15 if size >= 16 << 20 else 30
-
-
 @contextlib.contextmanager
 def _candidates(size: int, job: Job) -> Iterator[list[Candidate]]:
     """The ways that run inside these processes."""
     count, group = size // 4, format_size(size)
     pattern = Pattern(count, job.rank, job.size)
     bucket = FlatBucket(f"bench.bucket.{size}", count)
-    bare = BareLoop(count, job)
+    flat, bare = torch.from_numpy(bucket.data), BareLoop(count, job)
     tensor, peer = torch.empty(count), torch.empty(count)
 
     candidates = [
-        averaging("bagua, flat bucket", group, pattern, bucket.data, bucket.exchange),
+        averaging("bagua, flat bucket", group, pattern, flat, bucket.exchange),
         averaging(
             "bagua, tensor",
             group,

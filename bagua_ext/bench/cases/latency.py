@@ -22,7 +22,7 @@ def _measure_size(size: int, externals: list[External], job: Job) -> list[Row]:
     pattern = Pattern(count, job.rank, job.size)
     tensor, raw, peer = (torch.empty(count) for _ in range(3))
     bucket = FlatBucket(f"latency.bucket.{size}", count)
-    allreduce = Allreduce(f"latency.raw.{size}", raw)
+    flat, allreduce = torch.from_numpy(bucket.data), Allreduce(f"latency.raw.{size}", raw.numpy())
 
     candidates = [
         averaging(
@@ -33,7 +33,7 @@ def _measure_size(size: int, externals: list[External], job: Job) -> list[Row]:
             lambda: bagua.allreduce_(tensor, name=f"latency.{size}"),
         ),
         averaging("bagua, C call", group, pattern, raw, allreduce.run),
-        averaging("bagua, flat bucket", group, pattern, bucket.data, bucket.exchange),
+        averaging("bagua, flat bucket", group, pattern, flat, bucket.exchange),
     ]
     if job.compares("gloo"):
         candidates.append(gloo_sum(group, pattern, peer))

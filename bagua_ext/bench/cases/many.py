@@ -21,7 +21,7 @@ class _Ways:
     def __init__(self, job: Job) -> None:
         tensors, self._numel = job.options.tensors, job.options.numel
         self._pattern = Pattern(tensors * self._numel, job.rank, job.size)
-        self._inputs = list(self._pattern.input.split(self._numel))
+        self._inputs = list(torch.from_numpy(self._pattern.input).split(self._numel))
         self._tensors = [torch.empty(self._numel) for _ in range(tensors)]
         self._names = [f"many.{index}" for index in range(tensors)]
 

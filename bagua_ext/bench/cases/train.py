@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,21 +15,17 @@ from torch.nn.parallel import DistributedDataParallel
 import bagua_ext.torch as bagua
 from bagua_ext.bench.engine import FlatBucket
 from bagua_ext.bench.job import Job
-from bagua_ext.bench.measure import Candidate, WrongResultError
+from bagua_ext.bench.measure import Candidate
 from bagua_ext.bench.report import Report, Row
+from bagua_ext.bench.training import LOCAL, OURS, RATE, check_weights, layers_of, with_exchange
 
 DDP = "gloo, DDP"
-OURS = "bagua"
-LOCAL = "no exchange"
-_WIDTH = 1024
-_RATE = 0.002
-_TOLERANCE = 1e-3  # of all that training changed; the joined batch rounds differently
 
 
 def make_model(parameters: int) -> nn.Sequential:
     """Square layers without bias, about ``parameters`` in all, the same on every rank."""
-    width = min(_WIDTH, math.isqrt(parameters))
-    layers = [nn.Linear(width, width, bias=False) for _ in range(max(1, parameters // width**2))]
+    width, depth = layers_of(parameters)
+    layers = [nn.Linear(width, width, bias=False) for _ in range(depth)]
     draw = torch.Generator().manual_seed(0)
     for layer in layers:
         nn.init.normal_(layer.weight, std=width**-0.5, generator=draw)
@@ -50,13 +45,14 @@ class Trainer:
         self.model(self.batch).square().mean().backward()
         self.optimizer.step()
 
-    def weights(self) -> torch.Tensor:
-        return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
+    def weights(self) -> np.ndarray:
+        parameters = self.model.parameters()
+        return torch.cat([parameter.detach().flatten() for parameter in parameters]).numpy()
 
 
 def _plain(model: nn.Module, batch: torch.Tensor) -> Trainer:
     own = copy.deepcopy(model)
-    return Trainer(own, torch.optim.SGD(own.parameters(), lr=_RATE), batch)
+    return Trainer(own, torch.optim.SGD(own.parameters(), lr=RATE), batch)
 
 
 def _ours(model: nn.Module, batch: torch.Tensor) -> Trainer:
@@ -68,7 +64,7 @@ def _ours(model: nn.Module, batch: torch.Tensor) -> Trainer:
 
 def _ddp(model: nn.Module, batch: torch.Tensor) -> Trainer:
     own = DistributedDataParallel(copy.deepcopy(model), gradient_as_bucket_view=True)
-    return Trainer(own, torch.optim.SGD(own.parameters(), lr=_RATE), batch)
+    return Trainer(own, torch.optim.SGD(own.parameters(), lr=RATE), batch)
 
 
 def _inputs(model: nn.Sequential, batch: int, size: int) -> list[torch.Tensor]:
@@ -78,26 +74,10 @@ def _inputs(model: nn.Sequential, batch: int, size: int) -> list[torch.Tensor]:
     return list(torch.randn(size * batch, width, generator=draw).split(batch))
 
 
-def check_weights(name: str, got: torch.Tensor, wanted: torch.Tensor, start: torch.Tensor) -> None:
-    """Raises WrongResultError unless training moved ``start`` to ``got`` as it did to ``wanted``.
-
-    All ranks call it: their weights must be the same bit by bit.
-    """
-    error = float((got - wanted).norm() / (wanted - start).norm())
-    if not error <= _TOLERANCE:
-        raise WrongResultError(
-            f"{name}: what it learned is {error:.2g} of the way away from what one process learns "
-            f"with the joined batch; at most {_TOLERANCE} is rounding"
-        )
-    digests = bagua.allgather_object(hashlib.sha256(got.numpy()).hexdigest())
-    if len(set(digests)) > 1:
-        raise WrongResultError(f"{name}: ranks ended with different weights: {digests}")
-
-
 def _exchange_alone(count: int, job: Job) -> dict[str, float]:
     """Median seconds of exchanging ``count`` gradients with nothing to overlap with."""
     bucket, peer = FlatBucket("train.alone", count), torch.ones(count)
-    bucket.data.fill_(1.0)
+    bucket.data.fill(1.0)
     runs: dict[str, Callable[[], object]] = {OURS: bucket.exchange}
     if job.compares("gloo"):
         runs[DDP] = lambda: dist.all_reduce(peer)
@@ -133,24 +113,15 @@ def _measure_batch(batch: int, alone: dict[str, float], job: Job) -> list[Row]:
             check_weights(name, trainer.weights(), joined.weights(), start)
 
     early = _early_share(trainers[OURS].optimizer)
+    further = {OURS: f"{100 * early:.0f} % of bytes before backward ended"}
     rows = [Row(f"batch {batch}", name, seconds) for name, seconds in samples.items()]
-    return [_with_overlap(row, rows[0].median, alone, early) for row in rows]
+    return [with_exchange(row, rows[0].median, alone, further) for row in rows]
 
 
 def _early_share(optimizer: torch.optim.Optimizer) -> float:
     """Part of the bytes that were exchanged before backward ended, as the core counts it."""
     early, total = optimizer.overlap()
     return early / total if total else 0.0
-
-
-def _with_overlap(row: Row, local: float, alone: dict[str, float], early: float) -> Row:
-    if row.candidate not in alone:
-        return row
-    added, own = (row.median - local) * 1e3, alone[row.candidate] * 1e3
-    text = f"adds {added:.1f} ms, exchange alone {own:.1f} ms"
-    if row.candidate == OURS:
-        text += f", {100 * early:.0f} % of bytes before backward ended"
-    return Row(row.group, row.candidate, row.samples, note=text)
 
 
 def measure(job: Job) -> Report:

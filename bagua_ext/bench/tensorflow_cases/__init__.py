@@ -1,0 +1,1 @@
+"""The cases with TensorFlow's binding, as ``cases`` has those with PyTorch's."""
