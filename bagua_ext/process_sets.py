@@ -231,12 +231,6 @@ def group_of(process_set: ProcessSet) -> int:
     raise ValueError(_not_a_member(process_set))
 
 
-def require_global(process_set: object) -> None:
-    """Raises ValueError unless ``process_set`` is the set of all ranks."""
-    if process_set is not global_process_set:
-        raise ValueError(f"process_set={process_set!r}: only global_process_set is supported yet")
-
-
 def _current() -> dict[int, ProcessSet]:
     """The sets of the engine that runs now."""
     _Added.sets = {n: one for n, one in _Added.sets.items() if one.process_set_id == n}

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from bagua_ext import basics
+from bagua_ext import basics, plans
 from bagua_ext._core import ffi, lib
+from bagua_ext.reductions import Reduction
 from bagua_ext.torch._submit import DTYPES
 
 _TORCH_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """What happens to the gradients on their way."""
-
-    op: int
-    prescale: float
-    postscale: float
-    codec: str
 
 
 class Plan:
@@ -48,8 +37,12 @@ class Plan:
         agreed: str = "",
         group: int = 0,
     ) -> None:
-        self.number = _create(
-            name, names, tensors, reduction, bucket_bytes, bucket_of, agreed, group
+        described = [
+            plans.Tensor(_label(own, tensor), DTYPES[tensor.dtype], tuple(tensor.shape))
+            for own, tensor in zip(names, tensors, strict=True)
+        ]
+        self.number = plans.create(
+            name, described, reduction, bucket_bytes, bucket_of, group, agreed
         )
         self.generation = basics.generation()
         self.views = self._make_views(tensors)
@@ -119,41 +112,3 @@ def _label(name: str, tensor: torch.Tensor) -> str:
     if tensor.is_contiguous() or strides != tensor.stride():
         return name
     return f"{name} (strides {', '.join(map(str, strides))})"
-
-
-def _create(
-    name: str,
-    names: Sequence[str],
-    tensors: Sequence[torch.Tensor],
-    reduction: Reduction,
-    bucket_bytes: int,
-    bucket_of: Sequence[int] | None,
-    agreed: str,
-    group: int,
-) -> int:
-    keep: list[Any] = []  # what the options point to
-
-    def kept(value: Any) -> Any:
-        keep.append(value)
-        return value
-
-    entries = kept(ffi.new("bagua_plan_tensor_t[]", len(tensors)))
-    for entry, own, tensor in zip(entries, names, tensors, strict=True):
-        entry.name = kept(ffi.new("char[]", _label(own, tensor).encode()))
-        entry.dtype = DTYPES[tensor.dtype]
-        entry.ndim = tensor.dim()
-        entry.shape = kept(ffi.new("int64_t[]", list(tensor.shape) or [0]))
-    options = ffi.new("bagua_plan_options_t *")
-    options.name = kept(ffi.new("char[]", name.encode()))
-    options.group = group
-    options.tensor_count, options.tensors = len(tensors), entries
-    options.bucket_bytes = bucket_bytes
-    options.reduce_op = reduction.op
-    options.prescale, options.postscale = reduction.prescale, reduction.postscale
-    options.codec = kept(ffi.new("char[]", reduction.codec.encode()))
-    options.agreed = kept(ffi.new("char[]", agreed.encode()))
-    if bucket_of is not None:
-        options.bucket_of = kept(ffi.new("int32_t[]", list(bucket_of)))
-    plan = ffi.new("uint64_t *", 0)
-    basics.wait_until_done(lambda seconds: lib.bagua_plan_create(options, seconds, plan))
-    return plan[0]

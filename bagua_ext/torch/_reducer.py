@@ -23,9 +23,10 @@ from bagua_ext.buckets import Piece, lay_out, ready_order
 from bagua_ext.exceptions import MismatchError
 from bagua_ext.process_sets import ProcessSet, global_process_set, group_of
 from bagua_ext.reduce_ops import Average
+from bagua_ext.reductions import Reduction
 from bagua_ext.torch import _submit
 from bagua_ext.torch._compile import keep_out
-from bagua_ext.torch._plan import Plan, Reduction
+from bagua_ext.torch._plan import Plan
 from bagua_ext.torch.operations import broadcast_
 
 Parameter = torch.Tensor

@@ -177,6 +177,7 @@ class _Scratch(threading.local):
         self.input_data = _address_of_data(self.input)
         self.output_data = _address_of_data(self.output)
         self.request = ffi.new("bagua_request_t *", {"inputs": self.input, "tensor_count": 1})
+        self.root = self.group = 0  # what `request` holds
         self.handle = ffi.new("uint64_t *")
 
 
@@ -274,10 +275,13 @@ def _fill(
     text = _names.get(name)
     request.name = _c_name(name) if text is None else text
     request.reduce_op = op
-    request.root = root
+    # Comparing costs less than writing what seldom changes.
+    if root != scratch.root:
+        request.root = scratch.root = root
+    if group != scratch.group:
+        request.group = scratch.group = group
     request.prescale = prescale
     request.postscale = postscale
-    request.group = group
     return scratch
 
 

@@ -2,77 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from bagua_ext.compression import Compressor, Narrowing, NoneCompressor
 
-class Compressor:
-    """Turns a tensor into a smaller one and back."""
-
-    codec = "none"  # the core's name for the same format
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Returns the compressed tensor and what ``decompress`` needs."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Returns ``tensor`` in the form that ``compress`` was given."""
-        raise NotImplementedError
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Returns ``tensor`` itself."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Returns ``tensor`` itself."""
-        return tensor
-
-
-def _narrow(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
-    if tensor.dtype in (torch.float32, torch.float64):
-        return tensor.to(dtype), tensor.dtype
-    return tensor, None
-
-
-class FP16Compressor(Compressor):
+class FP16Compressor(Narrowing):
     """Sends float32 and float64 as float16; other dtypes as they are."""
 
     codec = "fp16"
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Returns ``tensor`` rounded to float16 and its own dtype."""
-        return _narrow(tensor, torch.float16)
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Returns ``tensor`` in dtype ``ctx``, or as it is if that is None."""
-        return tensor if ctx is None else tensor.to(ctx)
+    wide, narrow = (torch.float32, torch.float64), torch.float16
+    cast = staticmethod(torch.Tensor.to)
 
 
-class BF16Compressor(Compressor):
+class BF16Compressor(Narrowing):
     """Sends float32 and float64 as bfloat16; other dtypes as they are."""
 
     codec = "bf16"
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Returns ``tensor`` rounded to bfloat16 and its own dtype."""
-        return _narrow(tensor, torch.bfloat16)
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Returns ``tensor`` in dtype ``ctx``, or as it is if that is None."""
-        return tensor if ctx is None else tensor.to(ctx)
+    wide, narrow = (torch.float32, torch.float64), torch.bfloat16
+    cast = staticmethod(torch.Tensor.to)
 
 
 class Compression:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from bagua_ext import basics
+from bagua_ext import basics, objects
 from bagua_ext.exceptions import MismatchError
 from bagua_ext.process_sets import ProcessSet, global_process_set, group_of
 from bagua_ext.reduce_ops import Min
 from bagua_ext.torch._compile import keep_out
-from bagua_ext.torch.exchanges import allgather
 from bagua_ext.torch.operations import allreduce, broadcast_
 
 Tensor = torch.Tensor
@@ -24,17 +21,6 @@ NamedTensors = list[tuple[str, Tensor]]
 
 
 # ---- Objects ------------------------------------------------------------------------------------
-
-
-def _to_bytes(obj: Any) -> Tensor:
-    stream = io.BytesIO()
-    pickle.dump(obj, stream, protocol=pickle.HIGHEST_PROTOCOL)
-    return torch.frombuffer(bytearray(stream.getbuffer()), dtype=torch.uint8)
-
-
-def _from_bytes(data: Tensor) -> Any:
-    # The bytes come from an authenticated rank of the same job.
-    return pickle.loads(data.numpy().tobytes())
 
 
 @keep_out
@@ -48,15 +34,7 @@ def broadcast_object(
 
     The object is pickled; the other ranks' ``obj`` is ignored.
     """
-    name = name or "broadcast_object"
-    is_root = basics.rank() == root_rank
-    data = _to_bytes(obj) if is_root else torch.empty(0, dtype=torch.uint8)
-    length = torch.tensor([data.numel()])
-    broadcast_(length, root_rank, f"{name}.length", process_set)
-    if not is_root:
-        data = torch.empty(int(length), dtype=torch.uint8)
-    broadcast_(data, root_rank, f"{name}.bytes", process_set)
-    return obj if is_root else _from_bytes(data)
+    return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 @keep_out
@@ -64,11 +42,7 @@ def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Returns the ranks' objects, in order of rank. The objects are pickled."""
-    name = name or "allgather_object"
-    data = _to_bytes(obj)
-    lengths = allgather(torch.tensor([data.numel()]), f"{name}.length", process_set)
-    parts = allgather(data, f"{name}.bytes", process_set).split(lengths.tolist())
-    return [_from_bytes(part) for part in parts]
+    return objects.allgather_object(obj, name, process_set)
 
 
 # ---- Tensors by name ----------------------------------------------------------------------------

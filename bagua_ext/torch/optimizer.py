@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,15 +13,14 @@ import torch
 
 from bagua_ext import basics
 from bagua_ext.process_sets import ProcessSet, global_process_set, group_of
-from bagua_ext.reduce_ops import Average, ReduceOp, Sum, chosen_op
+from bagua_ext.reduce_ops import Average, ReduceOp
+from bagua_ext.reductions import checked_bucket_bytes, make_reduction
 from bagua_ext.torch._compile import keep_out
-from bagua_ext.torch._plan import Reduction
 from bagua_ext.torch._reducer import Reducer, Settings
 from bagua_ext.torch.compression import Compression, Compressor
 
 Parameter = torch.Tensor
 
-_DEFAULT_BUCKET_BYTES = 10 << 20
 # Optimizers of one set are numbered as they are made, which its ranks do in the same order.
 _numbers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
@@ -96,8 +94,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "passes": backward_passes_per_step,
             "settings": Settings(
                 name=f"DistributedOptimizer.{_next_number(process_set)}",
-                reduction=_reduction(op, gradient_predivide_factor, compression),
-                bucket_bytes=_checked_bucket_bytes(bucket_bytes),
+                reduction=make_reduction(op, gradient_predivide_factor, compression),
+                bucket_bytes=checked_bucket_bytes(bucket_bytes),
                 flatten=flatten,
                 sparse_as_dense=sparse_as_dense,
                 process_set=process_set,
@@ -337,25 +335,6 @@ def _grouped(
     if len({id(parameter) for _, parameter in pairs}) != len(pairs):
         raise ValueError("a parameter occurs in groups more than once")
     return pairs
-
-
-def _reduction(op: ReduceOp, factor: float, compression: type[Compressor]) -> Reduction:
-    op = chosen_op(None, op)
-    if op not in (Average, Sum):
-        raise ValueError("DistributedOptimizer reduces with op=Average or op=Sum")
-    if factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if not factor > 0:
-        raise ValueError(f"gradient_predivide_factor is {factor}, expected more than 0")
-    return Reduction(op, 1.0 / factor, factor, getattr(compression, "codec", "none"))
-
-
-def _checked_bucket_bytes(bucket_bytes: int | None) -> int:
-    if bucket_bytes is None:
-        return int(os.environ.get("BAGUA_BUCKET_BYTES") or _DEFAULT_BUCKET_BYTES)
-    if bucket_bytes <= 0:
-        raise ValueError(f"bucket_bytes is {bucket_bytes}, expected more than 0")
-    return bucket_bytes
 
 
 def _check_passes(passes: int) -> None:

@@ -55,6 +55,9 @@ Coordinator::Coordinator(std::vector<int> ranks, const Config& config)
 
 Status Coordinator::Receive(int rank, Submission submission, Deadline now, uint64_t heard) {
   Key key{submission.name, submission.sequence};
+  if (submission.request.kind == Kind::kJoin && submission.name != kJoinName)
+    return Status(StatusCode::kInternal,
+                  StrCat("rank ", ranks_[rank], " joined under the name '", submission.name, "'"));
   if (!SplitsFit(submission.request, ranks_.size()))
     return Status(StatusCode::kInternal,
                   StrCat("rank ", ranks_[rank], " submitted an alltoall whose splits do not fit"));
@@ -92,9 +95,8 @@ Status Coordinator::Receive(int rank, Submission submission, Deadline now, uint6
   pending.last = rank;
   ++pending.count;
   if (joins && left_.ok()) Join(rank, heard);
-  const auto waiting = pending_.find(key);
-  if (!left_.ok() || IsComplete(waiting->second)) {
-    auto node = pending_.extract(waiting);
+  if (!left_.ok() || IsComplete(pending)) {
+    auto node = pending_.extract(key);
     Complete(key, std::move(node.mapped()));
   }
   return {};
@@ -209,7 +211,7 @@ Agreement Coordinator::Agree(const Key& key, Pending& pending, Request* first) {
   if (first->kind == Kind::kJoin) agreement.sizes = {ranks_[pending.last]};
   if (!whole)
     agreement.served = *first;
-  else if (first->kind < Kind::kJoin)
+  else if (TakesTensors(first->kind) || first->kind == Kind::kBarrier)
     agreement.id = Remember(key, std::move(requests), agreement.sizes);
   return agreement;
 }

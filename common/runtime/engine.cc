@@ -93,20 +93,22 @@ Status Engine::Admit(Operation* operation) {
     return Status(StatusCode::kInvalidArgument,
                   StrCat(operation->Describe(), ": process set ", operation->request.group, " (",
                          JoinRanks(entry.ranks), ") is being removed"));
-  if (operation->name.empty())
-    operation->sequence = ++entry.unnamed;
-  else if (entry.in_flight.contains({operation->name, 0}))
+  if (operation->name.empty()) operation->sequence = ++entry.unnamed;
+  if ((!operation->name.empty() || operation->request.group != 0) &&
+      !entry.in_flight.try_emplace({operation->name, operation->sequence}, operation->request.kind)
+           .second)
     return Status(StatusCode::kInvalidArgument,
                   StrCat(operation->Describe(),
                          " is in flight already. Wait for it, or give this one another name."));
-  if (operation->request.kind == Kind::kRemoveGroup) BAGUA_RETURN_IF_ERROR(AdmitRemoval(operation));
+  if (operation->request.kind == Kind::kRemoveGroup) {
+    const Status status = AdmitRemoval(operation);
+    if (!status.ok()) entry.in_flight.erase({operation->name, operation->sequence});
+    return status;
+  }
   if (operation->request.kind == Kind::kJoin) {
     entry.joining = true;
     joins_.fetch_add(1, std::memory_order_relaxed);
   }
-  if (!operation->name.empty() || operation->request.group != 0)
-    entry.in_flight.emplace(OperationKey{operation->name, operation->sequence},
-                            operation->request.kind);
   return {};
 }
 

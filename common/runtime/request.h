@@ -31,6 +31,9 @@ enum class Kind : uint8_t {
 };
 constexpr int kKindCount = 10;
 const char* Name(Kind kind);
+constexpr bool TakesTensors(Kind kind) {
+  return kind != Kind::kBarrier && kind != Kind::kJoin && kind < Kind::kRegisterPlan;
+}
 
 constexpr int kMaxDims = 16;
 

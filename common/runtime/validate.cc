@@ -14,8 +14,7 @@ Status Invalid(const Operation& operation, const std::string& what) {
 Status CheckTensors(const Operation& operation) {
   const Request& request = operation.request;
   const bool alone = request.kind == Kind::kBroadcast || request.kind == Kind::kAlltoall;
-  const bool none = request.kind >= Kind::kBarrier;
-  if (none ? !request.tensors.empty() : request.tensors.empty())
+  if (TakesTensors(request.kind) == request.tensors.empty())
     return Invalid(operation, StrCat("got ", request.tensors.size(), " tensors"));
   if (alone && request.tensors.size() != 1)
     return Invalid(operation, StrCat("takes one tensor, got ", request.tensors.size()));
