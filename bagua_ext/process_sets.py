@@ -8,7 +8,9 @@ next ``init``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 from bagua_ext import basics
 from bagua_ext._core import ffi, lib
@@ -229,6 +231,20 @@ def group_of(process_set: ProcessSet) -> int:
         return process_set._id
     process_set._require_added()
     raise ValueError(_not_a_member(process_set))
+
+
+# How many of a kind were made for a set of ranks; (): all.
+_made: defaultdict[tuple[str, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)
+
+
+def numbered(what: str, process_set: ProcessSet) -> str:
+    """Returns "WHAT.N" for the next object of that kind of a set: the same name on all its members.
+
+    The members make such objects in the same order; what a rank makes for other sets does not
+    count.
+    """
+    ranks = () if process_set is global_process_set else tuple(process_set.ranks)
+    return f"{what}.{next(_made[what, ranks])}"
 
 
 def _current() -> dict[int, ProcessSet]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +14,7 @@ from bagua_ext import basics
 from bagua_ext.exceptions import NotInitializedError
 from bagua_ext.keras._accumulation import Accumulator
 from bagua_ext.keras._framework import load_framework
-from bagua_ext.process_sets import ProcessSet, global_process_set, group_of
+from bagua_ext.process_sets import ProcessSet, global_process_set, group_of, numbered
 from bagua_ext.reduce_ops import NAMES, Average, ReduceOp
 from bagua_ext.reductions import Reduction, checked_bucket_bytes, make_reduction
 
@@ -26,10 +24,6 @@ Compression = framework.hvd.Compression
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
 Variable = Any  # a Keras variable, or one of the framework
 Gradient = Any  # a tensor of the framework, an IndexedSlices or None
-
-# Optimizers of one set are numbered by their first step, which its ranks make in the same order. A
-# rank may make or load others by itself.
-_numbers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
 @dataclass(frozen=True)
@@ -222,13 +216,11 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         return process_set
 
     def _agreed_reducer(self) -> Any:
-        """The reducer, which the first step makes on all ranks."""
+        """The reducer, which the first step makes on all ranks: a rank may make or load others."""
         if self._reducer is None:
             process_set = self._process_set()
-            is_global = process_set is global_process_set
-            number = next(_numbers[() if is_global else tuple(process_set.ranks)])
             self._reducer = framework.make_reducer(
-                name=f"keras.DistributedOptimizer.{number}",
+                name=numbered("keras.DistributedOptimizer", process_set),
                 reduction=self._arguments.reduction,
                 bucket_bytes=self._arguments.bucket_bytes,
                 sparse_as_dense=self._arguments.config["sparse_as_dense"],

@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from bagua_ext import basics
 from bagua_ext.process_sets import global_process_set, group_of
 from bagua_ext.reduce_ops import Average, ReduceOp, Sum, chosen_op
 from bagua_ext.tensorflow import _ops
@@ -323,8 +324,9 @@ def join(name: str | None = None) -> Any:
     Meanwhile other ranks' allreduces go on with zeros from this one. Returns the last rank to join,
     the same everywhere: an int, in a graph a tensor.
     """
-    last = _ops.run(library.bagua_join, tensor_name=name or "")
-    return int(last) if tf.executing_eagerly() else last
+    if tf.executing_eagerly():
+        return basics.join()
+    return _ops.run(library.bagua_join, tensor_name=name or "")
 
 
 # ---- Place in the job, as nodes -----------------------------------------------------------------

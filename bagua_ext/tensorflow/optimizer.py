@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from bagua_ext import basics
-from bagua_ext.process_sets import global_process_set
+from bagua_ext.process_sets import global_process_set, numbered
 from bagua_ext.reduce_ops import Average, ReduceOp
 from bagua_ext.reductions import checked_bucket_bytes, make_reduction
 from bagua_ext.tensorflow._autograph import keep_out
@@ -18,9 +17,6 @@ from bagua_ext.tensorflow.compression import Compression, Compressor
 from bagua_ext.tensorflow.tape import checked_groups
 
 _LegacyOptimizer = tf.compat.v1.train.Optimizer
-
-# Optimizers are numbered as they are made, which every rank does in the same order.
-_numbers = itertools.count()
 
 
 @keep_out
@@ -78,7 +74,7 @@ def DistributedOptimizer(  # noqa: N802
             )
         basics.size()
         settings = Settings(
-            name=f"tf.DistributedOptimizer.{next(_numbers)}",
+            name=numbered("tf.DistributedOptimizer", process_set),
             reduction=make_reduction(op, gradient_predivide_factor, compression),
             bucket_bytes=checked_bucket_bytes(bucket_bytes),
             sparse_as_dense=sparse_as_dense,

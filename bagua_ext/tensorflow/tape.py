@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from bagua_ext import basics
-from bagua_ext.process_sets import global_process_set
+from bagua_ext.process_sets import global_process_set, numbered
 from bagua_ext.reduce_ops import Average, ReduceOp
 from bagua_ext.reductions import Reduction, checked_bucket_bytes, make_reduction
 from bagua_ext.tensorflow._autograph import keep_out
@@ -31,7 +31,7 @@ def _shared_reducer(
         grouped = tuple(tuple(_identity(variable) for variable in group) for group in groups)
     key = (reduction, bucket_bytes, sparse_as_dense, id(process_set), grouped)
     if key not in _reducers:
-        name = f"DistributedGradientTape.{len(_reducers)}"
+        name = numbered("DistributedGradientTape", process_set)
         _reducers[key] = GradientReducer(
             Settings(name, reduction, bucket_bytes, sparse_as_dense, process_set, groups)
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +10,7 @@ from typing import Any
 import torch
 
 from bagua_ext import basics
-from bagua_ext.process_sets import ProcessSet, global_process_set, group_of
+from bagua_ext.process_sets import ProcessSet, global_process_set, group_of, numbered
 from bagua_ext.reduce_ops import Average, ReduceOp
 from bagua_ext.reductions import checked_bucket_bytes, make_reduction
 from bagua_ext.torch._compile import keep_out
@@ -20,9 +18,6 @@ from bagua_ext.torch._reducer import Reducer, Settings
 from bagua_ext.torch.compression import Compression, Compressor
 
 Parameter = torch.Tensor
-
-# Optimizers of one set are numbered as they are made, which its ranks do in the same order.
-_numbers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -93,7 +88,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "group_of": _grouped(optimizer, num_groups, groups),
             "passes": backward_passes_per_step,
             "settings": Settings(
-                name=f"DistributedOptimizer.{_next_number(process_set)}",
+                name=numbered("DistributedOptimizer", process_set),
                 reduction=make_reduction(op, gradient_predivide_factor, compression),
                 bucket_bytes=checked_bucket_bytes(bucket_bytes),
                 flatten=flatten,
@@ -243,11 +238,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._optimizer = state["optimizer"]
         self._arguments = state["arguments"]
         self._start()
-
-
-def _next_number(process_set: ProcessSet) -> int:
-    ranks = () if process_set is global_process_set else tuple(process_set.ranks)
-    return next(_numbers[ranks])
 
 
 # ---- Arguments ----------------------------------------------------------------------------------

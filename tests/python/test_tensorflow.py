@@ -29,3 +29,7 @@ def test_training_equals_one_process_on_the_joined_batch(
     run_tf_ranks: RunRanks, ranks: int
 ) -> None:
     run_tf_ranks("tensorflow_tape.py", ranks)
+
+
+def test_process_sets_and_join(run_tf_ranks: RunRanks) -> None:
+    run_tf_ranks("tensorflow_sets.py", 3)
