@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 class Compressor:
     """Turns a tensor into a smaller one and back."""
 
-    codec = "none"  # the core's name for the same format
+    # The core's name for the same format; None: operations alone can use it, optimizers cannot.
+    codec: str | None = None
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -24,6 +25,8 @@ class Compressor:
 
 class NoneCompressor(Compressor):
     """Leaves tensors as they are."""
+
+    codec = "none"
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:

@@ -37,7 +37,12 @@ def make_reduction(op: ReduceOp | None, predivide_factor: float, compression: An
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if not predivide_factor > 0:
         raise ValueError(f"gradient_predivide_factor is {predivide_factor}, expected more than 0")
-    codec = getattr(compression, "codec", "none")
+    codec = getattr(compression, "codec", None)
+    if codec is None:
+        raise ValueError(
+            f"compression={compression!r}: gradients in buckets are compressed by the core, in its "
+            "own formats; use Compression.none, fp16 or bf16"
+        )
     return Reduction(op, 1.0 / predivide_factor, predivide_factor, codec)
 
 
@@ -48,7 +53,10 @@ def checked_bucket_bytes(bucket_bytes: int | None) -> int:
         ValueError: ``bucket_bytes`` is not positive.
     """
     if bucket_bytes is None:
-        return int(os.environ.get("BAGUA_BUCKET_BYTES") or _DEFAULT_BUCKET_BYTES)
+        text = os.environ.get("BAGUA_BUCKET_BYTES") or str(_DEFAULT_BUCKET_BYTES)
+        if not text.isdecimal():
+            raise ValueError(f"BAGUA_BUCKET_BYTES is '{text}', expected a number of bytes")
+        bucket_bytes = int(text)
     if bucket_bytes <= 0:
         raise ValueError(f"bucket_bytes is {bucket_bytes}, expected more than 0")
     return bucket_bytes

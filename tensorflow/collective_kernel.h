@@ -9,8 +9,14 @@
 
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/submission.h"
+#include "tensorflow/waiting.h"
 
 namespace bagua_tensorflow {
+
+// Input `order` of every operation: in a function the process's resource of that name, so that
+// TensorFlow runs the function's operations, and functions with such operations, one after another
+// in the order of the program; empty elsewhere. Last among the inputs.
+#define BAGUA_ORDER_INPUT Input("order: N * resource").Attr("N: int >= 0")
 
 // What every operation's node says. Without a name an operation of a graph is called as its node,
 // which is the same on all ranks that build the same graph; an eager one is matched by the order in
@@ -67,17 +73,23 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
       : AsyncOpKernel(construction), operation_(construction) {}
 
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override {
-    auto submission = std::make_shared<Submission>(Operation::kKind, operation_.common.name);
-    submission->request().group = operation_.common.group;
+    const Common& common = operation_.common;
+    auto submission = std::make_shared<Submission>(Operation::kKind, common.name);
+    submission->request().group = common.group;
     OP_REQUIRES_OK_ASYNC(context, operation_.Prepare(context, submission.get()), done);
-    submission->Start(
-        context, operation_.common.wait,
-        [context](Submission& ended) {
-          for (size_t i = 0; i < ended.outputs().size(); ++i) {
-            context->set_output(static_cast<int>(i), ended.outputs()[i]);
-          }
-        },
-        std::move(done));
+    const auto ended = [context, done](const absl::Status& status, const Submission& own) {
+      if (!status.ok()) context->SetStatus(status);
+      for (size_t i = 0; status.ok() && i < own.outputs().size(); ++i) {
+        context->set_output(static_cast<int>(i), own.outputs()[i]);
+      }
+      done();
+    };
+    if (common.wait) {
+      submission->Start(nullptr, kSliceSeconds, ended);
+      submission->Stay();
+    } else {
+      submission->Start(context->cancellation_manager(), kHelpSeconds, ended);
+    }
   }
 
  private:

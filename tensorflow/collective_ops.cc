@@ -16,12 +16,20 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
+// The device's own: a context's may track what its step allocates, and ends with it.
 tensorflow::Allocator* OutputAllocator(OpKernelContext* context, int output) {
-  return context->get_allocator(context->output_alloc_attr(output));
+  return context->device()->GetAllocator(context->output_alloc_attr(output));
+}
+
+absl::Status AddInputs(OpKernelContext* context, Submission* submission) {
+  tensorflow::OpInputList tensors;
+  TF_RETURN_IF_ERROR(context->input_list("tensors", &tensors));
+  for (const Tensor& tensor : tensors) submission->AddInput(tensor);
+  submission->AllocateOutputs(OutputAllocator(context, 0));
+  return absl::OkStatus();
 }
 
 // A tensor for a result of input `index`'s shape: that of the input where nobody else uses it.
@@ -50,7 +58,7 @@ struct Allreduce {
 
   absl::Status Prepare(OpKernelContext* context, Submission* submission) const {
     scaling.Apply(&submission->request());
-    for (int i = 0; i < context->num_inputs(); ++i) {
+    for (int i = 0; i < context->num_outputs(); ++i) {
       Tensor result;
       TF_RETURN_IF_ERROR(ResultLike(context, i, &result));
       submission->AddInput(context->input(i));
@@ -86,9 +94,7 @@ struct Allgather {
   explicit Allgather(OpKernelConstruction* construction) : common(construction) {}
 
   absl::Status Prepare(OpKernelContext* context, Submission* submission) const {
-    for (int i = 0; i < context->num_inputs(); ++i) submission->AddInput(context->input(i));
-    submission->AllocateOutputs(OutputAllocator(context, 0));
-    return absl::OkStatus();
+    return AddInputs(context, submission);
   }
 };
 
@@ -102,9 +108,7 @@ struct Reducescatter {
 
   absl::Status Prepare(OpKernelContext* context, Submission* submission) const {
     scaling.Apply(&submission->request());
-    for (int i = 0; i < context->num_inputs(); ++i) submission->AddInput(context->input(i));
-    submission->AllocateOutputs(OutputAllocator(context, 0));
-    return absl::OkStatus();
+    return AddInputs(context, submission);
   }
 };
 
@@ -164,7 +168,7 @@ absl::Status SameShapes(InferenceContext* context) {
 
 // The first dimension of each result depends on the other ranks; a scalar counts as one row.
 absl::Status OtherRows(InferenceContext* context) {
-  for (int i = 0; i < context->num_inputs() && i < context->num_outputs(); ++i) {
+  for (int i = 0; i < context->num_outputs(); ++i) {
     const ShapeHandle input = context->input(i);
     if (!context->RankKnown(input)) {
       context->set_output(i, context->UnknownShape());
@@ -188,8 +192,7 @@ absl::Status AlltoallShapes(InferenceContext* context) {
   return absl::OkStatus();
 }
 
-// Stateful: an operation that only some ranks prune, fold or merge leaves the others waiting; in a
-// tf.function such operations run one after another, in the order of the program.
+// Stateful: an operation that only some ranks prune, fold or merge leaves the others waiting.
 #define BAGUA_COMMON_ATTRS          \
   .Attr("tensor_name: string = ''") \
       .Attr("wait: bool = false")   \
@@ -200,39 +203,39 @@ absl::Status AlltoallShapes(InferenceContext* context) {
 
 REGISTER_OP("BaguaAllreduce")
     .Input("tensors: T")
-    .Output("results: T")
+    .BAGUA_ORDER_INPUT.Output("results: T")
     .Attr("T: list(" BAGUA_TENSORFLOW_DTYPES
           ") >= 1") BAGUA_SCALING_ATTRS BAGUA_COMMON_ATTRS.SetShapeFn(SameShapes);
 
 REGISTER_OP("BaguaBroadcast")
     .Input("tensor: T")
-    .Output("result: T")
+    .BAGUA_ORDER_INPUT.Output("result: T")
     .Attr("T: " BAGUA_TENSORFLOW_DTYPES)
     .Attr("root: int") BAGUA_COMMON_ATTRS.SetShapeFn(SameShapes);
 
 REGISTER_OP("BaguaAllgather")
     .Input("tensors: T")
-    .Output("results: T")
+    .BAGUA_ORDER_INPUT.Output("results: T")
     .Attr("T: list(" BAGUA_TENSORFLOW_DTYPES ") >= 1") BAGUA_COMMON_ATTRS.SetShapeFn(OtherRows);
 
 REGISTER_OP("BaguaReducescatter")
     .Input("tensors: T")
-    .Output("results: T")
+    .BAGUA_ORDER_INPUT.Output("results: T")
     .Attr("T: list(" BAGUA_TENSORFLOW_DTYPES
           ") >= 1") BAGUA_SCALING_ATTRS BAGUA_COMMON_ATTRS.SetShapeFn(OtherRows);
 
 REGISTER_OP("BaguaAlltoall")
     .Input("tensor: T")
     .Input("splits: int64")
-    .Output("result: T")
+    .BAGUA_ORDER_INPUT.Output("result: T")
     .Output("received_splits: int64")
     .Attr("T: " BAGUA_TENSORFLOW_DTYPES) BAGUA_COMMON_ATTRS.SetShapeFn(AlltoallShapes);
 
 REGISTER_OP("BaguaBarrier")
-BAGUA_COMMON_ATTRS.SetShapeFn(tensorflow::shape_inference::NoOutputs);
+    .BAGUA_ORDER_INPUT BAGUA_COMMON_ATTRS.SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 REGISTER_OP("BaguaJoin")
-    .Output("last_rank: int32")
+    .BAGUA_ORDER_INPUT.Output("last_rank: int32")
         BAGUA_COMMON_ATTRS.SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
 REGISTER_KERNEL_BUILDER(Name("BaguaAllreduce").Device(DEVICE_CPU), CollectiveKernel<Allreduce>);

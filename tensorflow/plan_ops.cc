@@ -7,12 +7,14 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "tensorflow/collective_kernel.h"
 #include "tensorflow/conversion.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/platform/env.h"
 #include "tensorflow/plan_slot.h"
 #include "tensorflow/waiting.h"
 
@@ -27,86 +29,125 @@ using tensorflow::Tensor;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-class PlanKernel : public OpKernel {
+// The plan of a node's slot.
+class PlanOf {
  public:
-  explicit PlanKernel(OpKernelConstruction* construction) : OpKernel(construction) {
+  explicit PlanOf(OpKernelConstruction* construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("slot", &slot_));
   }
-
- protected:
-  absl::StatusOr<std::shared_ptr<PlanSlot>> slot() const { return FindSlot(slot_); }
+  absl::StatusOr<std::shared_ptr<PlanSlot>> operator()() const { return FindSlot(slot_); }
 
  private:
   int64_t slot_ = 0;
 };
 
-class PlanBegin : public PlanKernel {
+class PlanBegin : public OpKernel {
  public:
-  using PlanKernel::PlanKernel;
+  explicit PlanBegin(OpKernelConstruction* construction)
+      : OpKernel(construction), plan_(construction) {}
 
   void Compute(OpKernelContext* context) override {
-    auto plan = slot();
+    auto plan = plan_();
     OP_REQUIRES_OK(context, plan.status());
     OP_REQUIRES_OK(context, plan.value()->Begin());
     Tensor* token = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, {}, &token));
     token->scalar<int32_t>()() = 0;
   }
+
+ private:
+  const PlanOf plan_;
 };
 
-class PlanPut : public PlanKernel {
+class PlanPut : public OpKernel {
  public:
-  explicit PlanPut(OpKernelConstruction* construction) : PlanKernel(construction) {
+  explicit PlanPut(OpKernelConstruction* construction)
+      : OpKernel(construction), plan_(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("index", &index_));
   }
 
   void Compute(OpKernelContext* context) override {
-    auto plan = slot();
+    auto plan = plan_();
     OP_REQUIRES_OK(context, plan.status());
-    OP_REQUIRES_OK(context, plan.value()->Put(static_cast<size_t>(index_), context->input(1)));
+    const auto index = static_cast<size_t>(index_);
+    const Tensor& gradient = context->input(1);
+    OP_REQUIRES_OK(context, plan.value()->Check(index, gradient));
+    OP_REQUIRES_OK(context, plan.value()->Put(index, gradient));
     // Take may reuse the gradient's memory for the result.
-    context->set_output(0, context->input(1));
+    context->set_output(0, gradient);
   }
 
  private:
+  const PlanOf plan_;
   int64_t index_ = 0;
 };
 
 // PlanTake, whose inputs were put and are there for their memory, and PlanStep, which puts them.
-template <bool kPuts>
-class PlanTake : public PlanKernel {
+template <bool kSteps>
+class PlanTake : public tensorflow::AsyncOpKernel {
  public:
-  explicit PlanTake(OpKernelConstruction* construction) : PlanKernel(construction) {
+  explicit PlanTake(OpKernelConstruction* construction)
+      : AsyncOpKernel(construction), plan_(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("indices", &indices_));
   }
 
-  void Compute(OpKernelContext* context) override {
-    auto found = slot();
-    OP_REQUIRES_OK(context, found.status());
-    PlanSlot& plan = *found.value();
-    if constexpr (kPuts) {
-      OP_REQUIRES_OK(context, plan.Begin());
-      for (size_t i = 0; i < indices_.size(); ++i) {
-        OP_REQUIRES_OK(context, plan.Put(static_cast<size_t>(indices_[i]),
-                                         context->input(static_cast<int>(i))));
-      }
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    auto found = plan_();
+    OP_REQUIRES_OK_ASYNC(context, found.status(), done);
+    const std::shared_ptr<PlanSlot> plan = std::move(found).value();
+    OP_REQUIRES_ASYNC(context, plan->size() + 1 == static_cast<size_t>(context->num_outputs()),
+                      absl::InternalError("the graph does not fit the plan of its slot"), done);
+    if constexpr (kSteps) {
+      OP_REQUIRES_OK_ASYNC(context, PutAll(context, *plan), done);
+      OP_REQUIRES_OK_ASYNC(context, Wait(context, *plan), done);
+      OP_REQUIRES_OK_ASYNC(context, SetOutputs(context, *plan), done);
+      done();
+      return;
     }
-    OP_REQUIRES_OK(context, plan.Finish([context] { return Stop(context); }));
-    OP_REQUIRES_OK(context, SetOutputs(context, plan));
+    const absl::StatusOr<bool> finished = plan->Finish(kHelpWithPlanSeconds);
+    OP_REQUIRES_OK_ASYNC(context, finished.status(), done);
+    const auto complete = [this, context, plan, done, wait = !finished.value()] {
+      if (wait) OP_REQUIRES_OK_ASYNC(context, Wait(context, *plan), done);
+      OP_REQUIRES_OK_ASYNC(context, SetOutputs(context, *plan), done);
+      done();
+    };
+    // Nodes that a peer waits for may be queued behind this one on its thread.
+    if (finished.value())
+      complete();
+    else
+      tensorflow::Env::Default()->SchedClosure(complete);
   }
 
  private:
-  static absl::Status Stop(OpKernelContext* context) {
-    tensorflow::CancellationManager* const manager = context->cancellation_manager();
-    if (manager != nullptr && manager->IsCancelled())
-      return absl::CancelledError("the step was cancelled while gradients were reduced");
-    if (kPuts && Interrupted()) return absl::CancelledError("interrupted");
+  absl::Status PutAll(OpKernelContext* context, PlanSlot& plan) const {
+    for (size_t i = 0; i < indices_.size(); ++i) {
+      TF_RETURN_IF_ERROR(
+          plan.Check(static_cast<size_t>(indices_[i]), context->input(static_cast<int>(i))));
+    }
+    TF_RETURN_IF_ERROR(plan.Begin());
+    for (size_t i = 0; i < indices_.size(); ++i) {
+      TF_RETURN_IF_ERROR(
+          plan.Put(static_cast<size_t>(indices_[i]), context->input(static_cast<int>(i))));
+    }
     return absl::OkStatus();
+  }
+
+  static absl::Status Wait(OpKernelContext* context, PlanSlot& plan) {
+    tensorflow::CancellationManager* const manager = context->cancellation_manager();
+    while (true) {
+      const absl::StatusOr<bool> finished = plan.Finish(kSliceSeconds);
+      if (!finished.ok() || finished.value()) return finished.status();
+      if (manager != nullptr && manager->IsCancelled())
+        return absl::CancelledError("the step was cancelled while gradients were reduced");
+      if (kSteps && Interrupted()) return absl::CancelledError("interrupted");
+    }
   }
 
   absl::Status SetOutputs(OpKernelContext* context, const PlanSlot& plan) const {
     std::vector<int> input_of(plan.size(), -1);
     for (size_t i = 0; i < indices_.size(); ++i) {
+      TF_RETURN_IF_ERROR(
+          plan.Check(static_cast<size_t>(indices_[i]), context->input(static_cast<int>(i))));
       input_of[static_cast<size_t>(indices_[i])] = static_cast<int>(i);
     }
     for (size_t i = 0; i < plan.size(); ++i) {
@@ -126,6 +167,7 @@ class PlanTake : public PlanKernel {
     return plan.size() == 0 ? absl::OkStatus() : plan.Used(used->flat<uint8_t>().data());
   }
 
+  const PlanOf plan_;
   std::vector<int64_t> indices_;
 };
 
@@ -148,7 +190,7 @@ absl::Status GivenShapes(InferenceContext* context) {
 }
 
 REGISTER_OP("BaguaPlanBegin")
-    .Output("token: int32")
+    .BAGUA_ORDER_INPUT.Output("token: int32")
     .Attr("slot: int")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
@@ -165,7 +207,7 @@ REGISTER_OP("BaguaPlanPut")
 #define BAGUA_PLAN_RESULTS_OP(NAME)                         \
   REGISTER_OP(NAME)                                         \
       .Input("gradients: Tin")                              \
-      .Output("results: Tout")                              \
+      .BAGUA_ORDER_INPUT.Output("results: Tout")            \
       .Output("used: uint8")                                \
       .Attr("Tin: list(" BAGUA_TENSORFLOW_DTYPES ") >= 0")  \
       .Attr("Tout: list(" BAGUA_TENSORFLOW_DTYPES ") >= 0") \

@@ -2,12 +2,12 @@
 
 #include <absl/strings/str_cat.h>
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 #include <utility>
 
 #include "tensorflow/conversion.h"
-#include "tensorflow/waiting.h"
 
 namespace bagua_tensorflow {
 namespace {
@@ -59,6 +59,7 @@ absl::Status PlanSlot::FindPlaces(std::vector<PlanTensor> tensors) {
     int64_t offset = 0;
     TF_RETURN_IF_ERROR(LastStatus(bagua_plan_tensor_place(plan_, index, &bucket, &offset)));
     const int64_t width = tensorflow::DataTypeSize(tensor.dtype);
+    put_.push_back(false);
     places_.push_back({std::move(tensor), buckets[static_cast<size_t>(bucket)] + offset * width});
   }
   return absl::OkStatus();
@@ -68,11 +69,15 @@ absl::Status PlanSlot::Begin() {
   int32_t buckets = 0;
   if (bagua_plan_bucket_count(plan_, &buckets) != BAGUA_OK) return Gone();
   const std::lock_guard lock(mutex_);
-  if (put_ == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "BaguaError: an earlier step ended in an error after ", put_, " of ", size(),
-      " gradients had been handed over, so that this rank is out of step with the others. Restart "
-      "all ranks from their last checkpoint"));
+  const auto put = std::count(put_.begin(), put_.end(), true);
+  if (begun_ && put > 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "BaguaError: an earlier step ended in an error after ", put, " of ", size(),
+        " gradients had been handed over, or it still runs. This rank is out of step with the "
+        "others: restart all ranks from their last checkpoint"));
+  }
+  begun_ = true;
+  return absl::OkStatus();
 }
 
 absl::Status PlanSlot::Gone() const {
@@ -83,32 +88,39 @@ absl::Status PlanSlot::Gone() const {
       "tf.function, or call Model.compile again");
 }
 
+absl::Status PlanSlot::Check(size_t index, const tensorflow::Tensor& gradient) const {
+  if (index >= size()) return absl::InternalError(absl::StrCat("the plan has no tensor ", index));
+  const PlanTensor& own = places_[index].tensor;
+  if (gradient.dtype() == own.dtype && gradient.shape() == own.shape) return absl::OkStatus();
+  return ToStatus(
+      BAGUA_INVALID_ARGUMENT,
+      absl::StrCat("the gradient of '", own.name, "' is ", DataTypeString(gradient.dtype()),
+                   gradient.shape().DebugString(), ", the variable ", DataTypeString(own.dtype),
+                   own.shape.DebugString()));
+}
+
 absl::Status PlanSlot::Put(size_t index, const tensorflow::Tensor& gradient) {
-  const Place& place = places_[index];
-  if (gradient.dtype() != place.tensor.dtype || gradient.shape() != place.tensor.shape) {
-    return ToStatus(
-        BAGUA_INVALID_ARGUMENT,
-        absl::StrCat("gradient ", index, " is ", DataTypeString(gradient.dtype()),
-                     gradient.shape().DebugString(), ", its variable ",
-                     DataTypeString(place.tensor.dtype), place.tensor.shape.DebugString()));
-  }
-  if (gradient.TotalBytes() != 0) std::memcpy(place.data, gradient.data(), gradient.TotalBytes());
   {
     const std::lock_guard lock(mutex_);
-    ++put_;
+    if (put_[index])
+      return absl::FailedPreconditionError(
+          absl::StrCat("BaguaError: the gradient of '", places_[index].tensor.name,
+                       "' was handed over already: two steps of one plan run at once"));
+    put_[index] = true;
   }
+  if (gradient.TotalBytes() != 0)
+    std::memcpy(places_[index].data, gradient.data(), gradient.TotalBytes());
   return LastStatus(bagua_plan_ready(plan_, static_cast<int32_t>(index)));
 }
 
-absl::Status PlanSlot::Finish(const std::function<absl::Status()>& stop) {
-  int status = bagua_plan_finish(plan_, kSliceSeconds);
-  while (status == BAGUA_IN_PROGRESS) {
-    TF_RETURN_IF_ERROR(stop());
-    status = bagua_plan_finish(plan_, kSliceSeconds);
-  }
+absl::StatusOr<bool> PlanSlot::Finish(double seconds) {
+  const int status = bagua_plan_finish(plan_, seconds);
+  if (status == BAGUA_IN_PROGRESS) return false;
+  if (status != BAGUA_OK) return LastStatus(status);
   const std::lock_guard lock(mutex_);
-  put_ = 0;
-  return LastStatus(status);
+  begun_ = false;
+  put_.assign(size(), false);
+  return true;
 }
 
 absl::Status PlanSlot::Used(uint8_t* used) const {

@@ -3,11 +3,12 @@
 #define BAGUA_TENSORFLOW_PLAN_SLOT_H_
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "tensorflow/core/framework/tensor.h"
@@ -16,6 +17,7 @@ namespace bagua_tensorflow {
 
 // What a tensor of a plan is, in the plan's order.
 struct PlanTensor {
+  std::string name;
   tensorflow::DataType dtype;
   tensorflow::TensorShape shape;
 };
@@ -33,15 +35,17 @@ class PlanSlot {
   size_t size() const { return places_.size(); }
   const PlanTensor& tensor(size_t index) const { return places_[index].tensor; }
 
-  // An error if the plan belongs to an engine that was shut down, or if a step began and did not
-  // end: a graph failed after some of its gradients had been handed over, so that this rank is out
-  // of step with the others.
+  // Begins a step. An error if the plan belongs to an engine that was shut down, or if an earlier
+  // step did not end: a graph failed after some of its gradients had been handed over, so that this
+  // rank is out of step with the others.
   absl::Status Begin();
-  // Copies a gradient to its place and hands it over.
+  // Whether `gradient` is one of tensor `index`.
+  absl::Status Check(size_t index, const tensorflow::Tensor& gradient) const;
+  // Copies a gradient that was checked to its place and hands it over.
   absl::Status Put(size_t index, const tensorflow::Tensor& gradient);
-  // Waits until all is reduced; tensors that were not put count as zeros. `stop` is asked about
-  // every 100 ms and may end the wait with an error.
-  absl::Status Finish(const std::function<absl::Status()>& stop);
+  // Helps for at most `seconds` to reduce everything; tensors that were not put count as zeros.
+  // True once all is reduced; call again until then.
+  absl::StatusOr<bool> Finish(double seconds);
   // Which tensors at least one rank had put in the step that ended: one byte each.
   absl::Status Used(uint8_t* used) const;
   void TakeInto(size_t index, tensorflow::Tensor* result) const;
@@ -61,7 +65,8 @@ class PlanSlot {
   std::vector<void*> memories_;  // references to release
   std::vector<Place> places_;
   std::mutex mutex_;
-  size_t put_ = 0;  // guarded by mutex_: tensors put since the last step ended
+  bool begun_ = false;     // guarded by mutex_
+  std::vector<bool> put_;  // guarded by mutex_: in the step that runs
 };
 
 // The process's slots. Thread-safety: any thread.

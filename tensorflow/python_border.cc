@@ -14,7 +14,7 @@ namespace {
 thread_local std::string t_last_error;
 
 PlanTensor ToPlanTensor(const bagua_tensorflow_tensor_t& given) {
-  return {ToDtype(given.dtype), ToShape(given.ndim, given.shape)};
+  return {given.name, ToDtype(given.dtype), ToShape(given.ndim, given.shape)};
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ extern "C" {
 
 // A tensor of a plan.
 typedef struct bagua_tensorflow_tensor {
+  const char* name;
   int32_t dtype;  // bagua_dtype_t
   int32_t ndim;
   const int64_t* shape;

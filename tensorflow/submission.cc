@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "tensorflow/conversion.h"
-#include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/waiting.h"
 
 namespace bagua_tensorflow {
@@ -13,6 +12,10 @@ Submission::Submission(bagua_kind_t kind, std::string name) : name_(std::move(na
   request_.prescale = request_.postscale = 1.0;
   request_.done = &Submission::OnDone;
   request_.context = this;
+}
+
+Submission::~Submission() {
+  if (handle_ != 0) bagua_release(handle_);
 }
 
 void Submission::AddInput(const tensorflow::Tensor& tensor) {
@@ -43,76 +46,66 @@ void Submission::ReceiveSplits(tensorflow::Tensor counts) {
 }
 
 void Submission::FillRequest() {
-  const size_t given = request_.allocate == nullptr ? outputs_.size() : 0;
-  described_.resize(inputs_.size() + given);
-  descriptors_.reserve(described_.size());
-  for (size_t i = 0; i < described_.size(); ++i) {
-    const tensorflow::Tensor& tensor =
-        i < inputs_.size() ? inputs_[i] : outputs_[i - inputs_.size()];
-    descriptors_.push_back(Describe(tensor, &described_[i].dims));
+  std::vector<tensorflow::Tensor> described = inputs_;
+  if (request_.allocate == nullptr)
+    described.insert(described.end(), outputs_.begin(), outputs_.end());
+  dims_.resize(described.size());
+  for (size_t i = 0; i < described.size(); ++i) {
+    descriptors_.push_back(Describe(described[i], &dims_[i]));
   }
   request_.tensor_count = static_cast<int32_t>(inputs_.size());
   request_.inputs = descriptors_.data();
-  if (given > 0) request_.outputs = descriptors_.data() + inputs_.size();
+  if (described.size() > inputs_.size()) request_.outputs = descriptors_.data() + inputs_.size();
 }
 
-void Submission::Start(tensorflow::OpKernelContext* context, bool wait,
-                       std::function<void(Submission&)> set_outputs, Done done) {
-  context_ = context;
-  set_outputs_ = std::move(set_outputs);
-  done_ = std::move(done);
+void Submission::Start(tensorflow::CancellationManager* manager, double help_seconds, Ended ended) {
+  ended_callback_ = std::move(ended);
   FillRequest();
-  if (!wait && !WatchCancellation()) return;
+  if (manager != nullptr && !Watch(manager)) return;
   const std::shared_ptr<Submission> keep = shared_from_this();
   self_ = keep;
-  uint64_t handle = 0;
-  const int status = bagua_run(&request_, wait ? kSliceSeconds : kHelpSeconds, &handle);
+  const int status = bagua_run(&request_, help_seconds, &handle_);
   if (status != BAGUA_IN_PROGRESS && !core_ended_.load(std::memory_order_acquire)) {
     // Refused at the call: the core does not know the operation.
     self_.reset();
     End(LastStatus(status));
-    return;
-  }
-  if (wait) Wait(status, handle);
-  if (handle != 0) bagua_release(handle);
-}
-
-void Submission::Wait(int status, uint64_t handle) {
-  while (status == BAGUA_IN_PROGRESS) {
-    if (Interrupted()) {
-      End(absl::CancelledError("interrupted"));
-      return;
-    }
-    status = bagua_wait(handle, kSliceSeconds);
   }
 }
 
-bool Submission::WatchCancellation() {
-  tensorflow::CancellationManager* const manager = context_->cancellation_manager();
-  if (manager == nullptr) return true;
+bool Submission::Stay() {
+  bool interrupted = false;
+  int status = handle_ == 0 ? BAGUA_OK : BAGUA_IN_PROGRESS;
+  while (status == BAGUA_IN_PROGRESS && !interrupted) {
+    status = bagua_wait(handle_, kSliceSeconds);
+    interrupted = status == BAGUA_IN_PROGRESS && Interrupted();
+  }
+  if (interrupted) Cancel("interrupted");
+  return !interrupted;
+}
+
+void Submission::Cancel(const char* why) {
+  End(absl::CancelledError(why));
+}
+
+bool Submission::Watch(tensorflow::CancellationManager* manager) {
+  manager_ = manager;
   token_ = manager->get_cancellation_token();
   const std::shared_ptr<Submission> keep = shared_from_this();
   if (manager->RegisterCallback(token_, [keep] {
-        keep->End(absl::CancelledError("the step was cancelled while an operation was in flight"));
+        keep->Cancel("the step was cancelled while an operation was in flight");
       }))
     return true;
-  End(absl::CancelledError("the step was cancelled before an operation began"));
+  Cancel("the step was cancelled before an operation began");
   return false;
 }
 
 void Submission::End(const absl::Status& status) {
   if (ended_.exchange(true, std::memory_order_acq_rel)) return;
-  if (status.ok())
-    set_outputs_(*this);
-  else
-    context_->SetStatus(status);
-  tensorflow::CancellationManager* const manager = context_->cancellation_manager();
-  if (token_ != 0 && manager != nullptr && !absl::IsCancelled(status))
-    manager->TryDeregisterCallback(token_);
-  const Done done = std::exchange(done_, nullptr);
-  set_outputs_ = nullptr;
-  context_ = nullptr;
-  done();
+  // Where the step is being cancelled its callbacks are gone already.
+  if (manager_ != nullptr && !absl::IsCancelled(status)) manager_->TryDeregisterCallback(token_);
+  manager_ = nullptr;
+  const Ended ended = std::exchange(ended_callback_, nullptr);
+  ended(status, *this);
 }
 
 void Submission::OnDone(void* context, int status, const char* message) {

@@ -2,6 +2,8 @@
 #ifndef BAGUA_TENSORFLOW_SUBMISSION_H_
 #define BAGUA_TENSORFLOW_SUBMISSION_H_
 
+#include <absl/status/status.h>
+
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -9,7 +11,8 @@
 #include <vector>
 
 #include "common/c_api.h"
-#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/framework/tensor.h"
 
 namespace bagua_tensorflow {
 
@@ -19,11 +22,13 @@ namespace bagua_tensorflow {
 // Thread-safety: prepared and started by the kernel's thread. The end comes on any thread.
 class Submission : public std::enable_shared_from_this<Submission> {
  public:
-  using Done = std::function<void()>;
+  // Told once how the operation ended.
+  using Ended = std::function<void(const absl::Status& status, const Submission& submission)>;
 
   Submission(bagua_kind_t kind, std::string name);
   Submission(const Submission&) = delete;
   Submission& operator=(const Submission&) = delete;
+  ~Submission();
 
   bagua_request_t& request() { return request_; }
   const std::vector<tensorflow::Tensor>& outputs() const { return outputs_; }
@@ -32,29 +37,26 @@ class Submission : public std::enable_shared_from_this<Submission> {
   // Where the result of the input of the same number goes.
   void AddOutput(tensorflow::Tensor tensor);
   // The core tells the results' shapes later; memory comes from `allocator`, which outlives the
-  // step.
+  // operation: a device's own.
   void AllocateOutputs(tensorflow::Allocator* allocator);
   void Split(const tensorflow::Tensor& rows);
   // alltoall: int64 of one entry for each rank; filled by the end.
   void ReceiveSplits(tensorflow::Tensor counts);
 
-  // Starts the operation. `context` gets an error if it fails, `set_outputs` is called if it does
-  // not, and then `done`, once. `wait`: the kernel's thread stays until the end, answering signals;
-  // otherwise it helps for a moment only, and the step's cancellation ends the kernel early.
-  void Start(tensorflow::OpKernelContext* context, bool wait,
-             std::function<void(Submission&)> set_outputs, Done done);
+  // Starts the operation and helps with it for at most `help_seconds`. `manager`, which may be
+  // null, cancels it: it ends for the kernel then.
+  void Start(tensorflow::CancellationManager* manager, double help_seconds, Ended ended);
+  // After Start: the calling thread stays until the operation ended, answering signals; false if a
+  // signal handler raised, when the operation was ended by Cancel.
+  bool Stay();
+  // Ends the operation for the kernel, if it has not ended; the core goes on with it.
+  void Cancel(const char* why);
 
  private:
-  struct Described {
-    bagua_tensor_t descriptor;
-    std::vector<int64_t> dims;
-  };
-
   void FillRequest();
-  bool WatchCancellation();
+  bool Watch(tensorflow::CancellationManager* manager);
   // The first caller ends the kernel with `status`; others do nothing.
   void End(const absl::Status& status);
-  void Wait(int status, uint64_t handle);
   static void OnDone(void* context, int status, const char* message);
   static void* Allocate(void* context, int32_t index, int32_t ndim, const int64_t* shape);
 
@@ -62,19 +64,19 @@ class Submission : public std::enable_shared_from_this<Submission> {
   bagua_request_t request_{};
   std::vector<tensorflow::Tensor> inputs_;
   std::vector<tensorflow::Tensor> outputs_;
-  std::vector<Described> described_;
+  std::vector<std::vector<int64_t>> dims_;   // of the descriptors
   std::vector<bagua_tensor_t> descriptors_;  // inputs, then outputs
   std::vector<int64_t> splits_;
   tensorflow::Tensor received_;
   tensorflow::Allocator* allocator_ = nullptr;
 
-  tensorflow::OpKernelContext* context_ = nullptr;  // until ended_
-  std::function<void(Submission&)> set_outputs_;
-  Done done_;
+  Ended ended_callback_;
+  tensorflow::CancellationManager* manager_ = nullptr;  // until ended_
   tensorflow::CancellationToken token_ = 0;
-  std::atomic<bool> ended_{false};       // the kernel
-  std::atomic<bool> core_ended_{false};  // the operation
-  std::shared_ptr<Submission> self_;     // until the operation ended
+  uint64_t handle_ = 0;                  // of the kernel's thread: while the operation runs
+  std::atomic<bool> ended_{false};       // for the kernel
+  std::atomic<bool> core_ended_{false};  // in the core
+  std::shared_ptr<Submission> self_;     // until the core ended it
 };
 
 }  // namespace bagua_tensorflow

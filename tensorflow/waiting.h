@@ -10,6 +10,8 @@ constexpr double kSliceSeconds = 0.1;
 // How long the thread of a graph's kernel helps before it leaves an operation to the core's thread:
 // handing a short one over and back costs more than the operation, about as much as this.
 constexpr double kHelpSeconds = 200e-6;
+// The same for the gradients of a step, which take longer.
+constexpr double kHelpWithPlanSeconds = 1e-3;
 
 // See python_border.h.
 void WatchInterrupts(int (*interrupted)());

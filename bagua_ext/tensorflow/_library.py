@@ -18,6 +18,7 @@ class PlanTensor(ctypes.Structure):
     """bagua_tensorflow_tensor_t of tensorflow/python_border.h."""
 
     _fields_ = [
+        ("name", ctypes.c_char_p),
         ("dtype", ctypes.c_int32),
         ("ndim", ctypes.c_int32),
         ("shape", ctypes.POINTER(ctypes.c_int64)),

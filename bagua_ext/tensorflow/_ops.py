@@ -18,12 +18,15 @@ library = load_operations()
 border = load_border()
 border.bagua_tensorflow_watch_interrupts(int(ffi.cast("uintptr_t", lib.bagua_interrupted)))
 
+# One tensor: functions tell resources apart by the tensors that they capture.
+_order: list[Any] = []
+
 _NAMED = re.compile(
     r"(MismatchError|PeerLostError|CollectiveTimeoutError|AbortedError|NotInitializedError"
     r"|BaguaError|ValueError): (.*)",
     re.DOTALL,
 )
-_SUFFIX = re.compile(r"\s*\[Op:\w+\].*$", re.DOTALL)
+_SUFFIX = re.compile(r"\s*(\[Op:\w+\]|\[\[\{\{node).*$", re.DOTALL)
 
 
 def named_error(error: tf.errors.OpError) -> Exception:
@@ -61,6 +64,20 @@ def in_graph() -> Any:
     return tf.xla.experimental.jit_scope(compile_ops=False)
 
 
+def order() -> list[Any]:
+    """Returns what every operation takes as ``order`` where it is built: a function's operations
+    and nested functions use this resource one after another, as the program says.
+    """
+    if tf.executing_eagerly() or not tf.compat.v1.get_default_graph().building_function:
+        return []
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            return []  # a branch or loop of a TF1-style graph
+        if not _order:
+            _order.append(tf.raw_ops.MutexV2(container="", shared_name="bagua_ext.order"))
+    return _order
+
+
 def run(function: Callable[..., Any], *inputs: Any, **attributes: Any) -> Any:
     """Calls a generated operation that waits for other ranks.
 
@@ -70,9 +87,14 @@ def run(function: Callable[..., Any], *inputs: Any, **attributes: Any) -> Any:
     """
     if not tf.executing_eagerly():
         with in_graph():
-            return function(*inputs, **attributes)
+            return function(*inputs, order=order(), **attributes)
+    return run_eagerly(function, *inputs, order=[], wait=True, **attributes)
+
+
+def run_eagerly(function: Callable[..., Any], *inputs: Any, **attributes: Any) -> Any:
+    """Calls a generated operation at once; its failures are bagua_ext's errors."""
     try:
-        return function(*inputs, wait=True, **attributes)
+        return function(*inputs, **attributes)
     except tf.errors.OpError as error:
         _raise_interruption(error)
         raise named_error(error) from None
@@ -86,15 +108,6 @@ def to_run(operation: Any) -> Any:
     if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
         return None
     return operation
-
-
-def run_step(function: Callable[..., Any], *inputs: Any, **attributes: Any) -> Any:
-    """The same for an operation that only exists eagerly."""
-    try:
-        return function(*inputs, **attributes)
-    except tf.errors.OpError as error:
-        _raise_interruption(error)
-        raise named_error(error) from None
 
 
 def _raise_interruption(error: tf.errors.OpError) -> None:

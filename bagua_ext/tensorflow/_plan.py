@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import secrets
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,10 +32,12 @@ DTYPES: dict[tf.DType, int] = {
     tf.bool: lib.BAGUA_BOOL,
 }
 
-# Graphs know a plan by its slot: the core's number does not fit an attribute.
-_slots = itertools.count(1)
+# Graphs know a plan by its slot. No other process has the same: a graph that was saved by one finds
+# no plan in another, instead of a wrong one.
+_slots = itertools.count(secrets.randbits(62))
 # A graph is run after the optimizer that built it is gone; it keeps the plans that it runs.
 _kept: weakref.WeakKeyDictionary[Any, set[Plan]] = weakref.WeakKeyDictionary()
+_by_slot: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
 
 
 class Plan:
@@ -59,6 +62,7 @@ class Plan:
         agreed: str,
     ) -> None:
         self._slot = next(_slots)
+        self.reduction, self.group = reduction, group
         self._shapes, self._dtypes = [list(shape) for shape in shapes], list(dtypes)
         tensors = [
             plans.Tensor(own, DTYPES[dtype], tuple(shape))
@@ -68,13 +72,21 @@ class Plan:
             name, tensors, reduction, bucket_bytes, bucket_of, group, agreed
         )
         self._generation = basics.generation()
-        self._fill_slot()
+        self._fill_slot(names)
+        _by_slot[self._slot] = self
         self._dropper = weakref.finalize(self, _drop, self._slot, self._number, self._generation)
 
-    def _fill_slot(self) -> None:
+    @staticmethod
+    def of_slot(slot: int) -> Plan:
+        """Returns the plan in a slot that a graph runs."""
+        return _by_slot[slot]
+
+    def _fill_slot(self, names: Sequence[str]) -> None:
         entries = (PlanTensor * len(self._shapes))()
-        for entry, shape, dtype in zip(entries, self._shapes, self._dtypes, strict=True):
-            entry.dtype, entry.ndim = DTYPES[dtype], len(shape)
+        for entry, name, shape, dtype in zip(
+            entries, names, self._shapes, self._dtypes, strict=True
+        ):
+            entry.name, entry.dtype, entry.ndim = name.encode(), DTYPES[dtype], len(shape)
             entry.shape = (ctypes.c_int64 * max(len(shape), 1))(*shape)
         if border.bagua_tensorflow_fill_slot(self._slot, self._number, len(entries), entries):
             raise BaguaError(border.bagua_tensorflow_last_error().decode())
@@ -98,21 +110,24 @@ class Plan:
         }
         if tf.executing_eagerly():
             values = [gradients[i] for i in indices]
-            results, used = _ops.run_step(library.bagua_plan_step, values, **common)
+            results, used = _ops.run_eagerly(library.bagua_plan_step, values, order=[], **common)
             return results, used.numpy()
         self._keep_with(tf.compat.v1.get_default_graph())
         with _ops.in_graph():
-            token = library.bagua_plan_begin(slot=self._slot)
+            order = _ops.order()
+            token = library.bagua_plan_begin(order, slot=self._slot)
             values = [
                 library.bagua_plan_put(token, gradients[i], slot=self._slot, index=i)
                 for i in indices
             ]
-            return library.bagua_plan_take(values, **common)
+            return library.bagua_plan_take(values, order, **common)
 
     def _keep_with(self, graph: Any) -> None:
-        while graph is not None:
-            _kept.setdefault(graph, set()).add(self)
-            graph = getattr(graph, "outer_graph", None)
+        _kept.setdefault(graph, set()).add(self)
+        # A function lives in the functions around it; the graph around all of these lives for ever.
+        outer = getattr(graph, "outer_graph", None)
+        if outer is not None and outer.building_function:
+            self._keep_with(outer)
 
 
 def _drop(slot: int, number: int, generation: int) -> None:

@@ -27,9 +27,11 @@ from bagua_ext.tensorflow._autograph import keep_out
 from bagua_ext.tensorflow._plan import Plan
 from bagua_ext.tensorflow.compression import Compression
 from bagua_ext.tensorflow.operations import (
+    eager_name,
     grouped_allgather,
     grouped_allreduce,
     native_variable,
+    scaled,
 )
 
 Gradient = Any  # tf.Tensor, tf.IndexedSlices or None
@@ -97,10 +99,28 @@ class GradientReducer:
             given = [_densified(gradient) for gradient in given]
         if not given or settings.process_set.size() == 1:
             return given
+        floating = [i for i, v in enumerate(variables) if _native(v).dtype.is_floating]
+        if len(floating) < len(given):
+            return self._reduce_floating(given, list(variables), floating)
         shapes = [_shape_of(variable) for variable in variables]
         if any(shape is None for shape in shapes):
             return self._reduce_unplanned(given)
         return self._reduce_planned(given, list(variables), shapes)
+
+    def _reduce_floating(
+        self, given: list[Gradient], variables: list[Any], floating: list[int]
+    ) -> list[Gradient]:
+        for i in set(range(len(given))) - set(floating):
+            if given[i] is not None:
+                raise ValueError(
+                    f"'{_path_of(variables[i])}' has a gradient of dtype {given[i].dtype.name}; "
+                    "only floating-point gradients can be reduced"
+                )
+        reduced = self.reduce([given[i] for i in floating], [variables[i] for i in floating])
+        results: list[Gradient] = [None] * len(given)
+        for i, gradient in zip(floating, reduced, strict=True):
+            results[i] = gradient
+        return results
 
     # ---- With a plan --------------------------------------------------------------------------
 
@@ -132,7 +152,7 @@ class GradientReducer:
         return kind != _NOTHING
 
     def _find(self, given: list[Gradient], variables: list[Any], shapes: list[Any]) -> _Registered:
-        dtypes = [variable.dtype for variable in map(_native, variables)]
+        dtypes = [variable.dtype.base_dtype for variable in map(_native, variables)]
         # A graph says once and for all which gradients there are.
         once = tf.executing_eagerly() or self.settings.names is not None
         own = None if once else tuple(map(_kind, given))
@@ -140,6 +160,7 @@ class GradientReducer:
         registered = self._registered.get(key)
         if registered is not None and registered.plan.is_current():
             return registered
+        self._registered = {k: r for k, r in self._registered.items() if r.plan.is_current()}
         # A list keeps its number when it is registered anew, after shutdown and init.
         number = self._numbers.setdefault(key, len(self._numbers))
         name = self.settings.name if self.settings.names else f"{self.settings.name}.{number}"
@@ -204,8 +225,7 @@ class GradientReducer:
         """Names a gradient by its place: Keras numbers layers by how many the process has made."""
         if self.settings.names is not None:
             return self.settings.names[index]
-        path = getattr(variable, "path", None) or getattr(variable, "name", "")
-        return f"{index}.{path.split('/')[-1].split(':')[0]}"
+        return f"{index}.{_path_of(variable).split('/')[-1].split(':')[0]}"
 
     # ---- Sparse gradients and tensors of unknown shape ----------------------------------------
 
@@ -214,20 +234,20 @@ class GradientReducer:
     ) -> list[tf.IndexedSlices]:
         if not sparse:
             return []
-        dtypes = [_native(variables[i]).dtype for i in sparse]
+        dtypes = [_native(variables[i]).dtype.base_dtype for i in sparse]
         own = [
             _as_slices(given[i], shapes[i], dtype) for i, dtype in zip(sparse, dtypes, strict=True)
         ]
         parts = [slices.values for slices in own]
         parts += [tf.cast(slices.indices, tf.int64) for slices in own]
         gathered = grouped_allgather(
-            parts, f"{self.settings.name}.slices", process_set=self.settings.process_set
+            parts, eager_name(f"{self.settings.name}.slices"), process_set=self.settings.process_set
         )
         factor = self._sparse_factor()
         results = []
         for position, i in enumerate(sparse):
             values, indices = gathered[position], gathered[len(sparse) + position]
-            values = values if factor == 1.0 else values * tf.cast(factor, values.dtype)
+            values = values if factor == 1.0 else scaled(values, factor)
             shape = tf.constant(tuple(shapes[i]), tf.int64)
             results.append(tf.IndexedSlices(values, indices, dense_shape=shape))
         return results
@@ -238,7 +258,10 @@ class GradientReducer:
         return reduction.prescale * reduction.postscale / size
 
     def _reduce_unplanned(self, given: list[Gradient]) -> list[Gradient]:
-        """Reduces gradients of tensors whose shapes are known only when the graph runs."""
+        """Reduces gradients of tensors whose shapes are known only when the graph runs.
+
+        All ranks need gradients of the same ones.
+        """
         reduction = self.settings.reduction
         present = [i for i, gradient in enumerate(given) if gradient is not None]
         reduced = grouped_allreduce(
@@ -248,7 +271,7 @@ class GradientReducer:
             prescale_factor=reduction.prescale,
             postscale_factor=reduction.postscale,
             process_set=self.settings.process_set,
-            name=f"{self.settings.name}.unplanned",
+            name=eager_name(f"{self.settings.name}.unplanned"),
         )
         results = list(given)
         for i, gradient in zip(present, reduced, strict=True):
@@ -269,6 +292,10 @@ def _native(variable: Any) -> Any:
 def _shape_of(variable: Any) -> list[int] | None:
     shape = tf.TensorShape(variable.shape)
     return shape.as_list() if shape.is_fully_defined() else None
+
+
+def _path_of(variable: Any) -> str:
+    return getattr(variable, "path", None) or getattr(variable, "name", "")
 
 
 def _kind(gradient: Gradient) -> int:

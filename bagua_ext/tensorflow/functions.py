@@ -11,12 +11,11 @@ import tensorflow as tf
 
 from bagua_ext import objects
 from bagua_ext.exceptions import MismatchError
-from bagua_ext.process_sets import global_process_set, group_of
+from bagua_ext.process_sets import global_process_set
 from bagua_ext.reduce_ops import Min
 from bagua_ext.tensorflow import _ops
 from bagua_ext.tensorflow._autograph import keep_out
-from bagua_ext.tensorflow._ops import library
-from bagua_ext.tensorflow.operations import broadcast, native_variable
+from bagua_ext.tensorflow.operations import eager_name, native_variable, overwrite
 
 # ---- Objects ------------------------------------------------------------------------------------
 
@@ -60,7 +59,7 @@ def allgather_object(
 
 
 def _signature(variables: list[Any]) -> list[str]:
-    return [f"{variable.dtype.name}{variable.shape.as_list()}" for variable in variables]
+    return [f"{variable.dtype.base_dtype.name}{variable.shape.as_list()}" for variable in variables]
 
 
 def _require_same(variables: list[Any], process_set: Any) -> None:
@@ -117,26 +116,7 @@ def broadcast_variables(
     given = [native_variable(variable) for variable in variables]
     if tf.executing_eagerly():
         _require_same(given, process_set)
-    resources = [variable for variable in given if _is_resource(variable)]
-    operations = [
-        tf.compat.v1.assign(variable, broadcast(variable, root_rank, f"variables.ref.{i}"))
-        for i, variable in enumerate(given)
-        if not _is_resource(variable)
-    ]
-    if resources:
-        operation = _ops.run(
-            library.bagua_broadcast_variables,
-            [variable.handle for variable in resources],
-            root=root_rank,
-            tensor_names=[f"variables.{i}" for i in range(len(resources))],
-            group=group_of(process_set),
-        )
-        operations.append(operation)
-    return None if _ops.to_run(operations) is None else tf.group(*operations)
-
-
-def _is_resource(variable: Any) -> bool:
-    return hasattr(variable, "handle")
+    return overwrite(given, root_rank, eager_name("variables"), process_set)
 
 
 @keep_out
@@ -174,4 +154,8 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Runs the broadcast."""
-        session.run(self._operation)
+        try:
+            session.run(self._operation)
+        except tf.errors.OpError as error:
+            # Monitored sessions take AbortedError for a reason to begin again, without end.
+            raise _ops.named_error(error) from error

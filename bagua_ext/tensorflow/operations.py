@@ -45,6 +45,11 @@ def _tensor(value: Any) -> Tensor:
     return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
 
 
+def _require_list(tensors: Any, what: str) -> None:
+    if not isinstance(tensors, (list, tuple)):
+        raise ValueError(f"{what} takes a list of tensors, got {type(tensors).__name__}")
+
+
 # ---- allreduce ----------------------------------------------------------------------------------
 
 
@@ -104,8 +109,15 @@ def _allreduce_slices(
     )
     factor = scales[0] * scales[1] / (process_set.size() if op == Average else 1)
     if factor != 1.0:
-        values = values * tf.cast(factor, values.dtype)
+        values = scaled(values, factor)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
+
+
+def scaled(values: Tensor, factor: float) -> Tensor:
+    """Returns ``factor * values`` in the dtype of ``values``; whole numbers are truncated."""
+    if values.dtype.is_floating:
+        return values * tf.cast(factor, values.dtype)
+    return tf.cast(tf.cast(values, tf.float64) * factor, values.dtype)
 
 
 @keep_out
@@ -125,6 +137,7 @@ def grouped_allreduce(
 
     Arguments as of ``allreduce``. tf.IndexedSlices among them are reduced one by one.
     """
+    _require_list(tensors, "grouped_allreduce")
     if not tensors:
         return []
     op = chosen_op(average, op)
@@ -188,6 +201,7 @@ def grouped_reducescatter(
     name: str | None = None,
 ) -> list[Tensor]:
     """As ``reducescatter`` for several tensors: one operation, all or none."""
+    _require_list(tensors, "grouped_reducescatter")
     if not tensors:
         return []
     op = chosen_op(None, op)
@@ -227,6 +241,7 @@ def grouped_allgather(
     process_set: Any = global_process_set,
 ) -> list[Tensor]:
     """As ``allgather`` for several tensors: one operation, all or none."""
+    _require_list(tensors, "grouped_allgather")
     if not tensors:
         return []
     values = [_tensor(tensor) for tensor in tensors]
@@ -265,21 +280,56 @@ def broadcast_(
     in the same order. Returns them; in a TF1-style graph, the operation to run.
     """
     given = list(variables) if isinstance(variables, (list, tuple)) else [variables]
-    prefix = name or "broadcast_"
-    operation = _ops.run(
-        library.bagua_broadcast_variables,
-        [native_variable(variable).handle for variable in given],
-        root=root_rank,
-        tensor_names=[f"{prefix}.{i}" for i in range(len(given))],
-        group=group_of(process_set),
-    )
-    to_run = _ops.to_run(operation)
+    to_run = overwrite(given, root_rank, name or eager_name("broadcast_"), process_set)
     return variables if to_run is None else to_run
 
 
+def eager_name(name: str) -> str:
+    """Returns ``name`` eagerly. An operation of a graph is called as its node: it may run beside
+    others of its kind.
+    """
+    return name if tf.executing_eagerly() else ""
+
+
+def overwrite(variables: Tensors, root_rank: int, name: str, process_set: Any) -> Any:
+    """Gives ``variables`` the root's values; returns an operation in a TF1-style graph."""
+    given = [native_variable(variable) for variable in variables]
+    direct = [variable for variable in given if _is_broadcast_in_place(variable)]
+    operations = []
+    for i, variable in enumerate(given):
+        if not _is_broadcast_in_place(variable):
+            own_name = f"{name}.{i}" if name else None
+            value = broadcast(variable, root_rank, own_name, process_set=process_set)
+            operations.append(tf.compat.v1.assign(variable, value))
+    if direct:
+        operation = _ops.run(
+            library.bagua_broadcast_variables,
+            [variable.handle for variable in direct],
+            root=root_rank,
+            tensor_name=name,
+            group=group_of(process_set),
+        )
+        operations.append(operation)
+    return None if _ops.to_run(operations) is None else tf.group(*operations)
+
+
+def _is_broadcast_in_place(variable: tf.Variable) -> bool:
+    """False for TF1's variables without a resource, and for those of a GPU."""
+    return hasattr(variable, "handle") and "GPU" not in (variable.device or "")
+
+
 def native_variable(variable: Any) -> tf.Variable:
-    """Returns the tf.Variable of ``variable``, which may be a Keras variable around it."""
-    return variable if isinstance(variable, tf.Variable) else variable.value
+    """Returns the tf.Variable of ``variable``, which may be a Keras variable around it.
+
+    Raises:
+        ValueError: it is neither, or holds text.
+    """
+    native = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
+    if not isinstance(native, tf.Variable):
+        raise ValueError(f"expected a tf.Variable or a Keras variable, got {variable!r}")
+    if native.dtype.base_dtype == tf.string:
+        raise ValueError(f"variable '{native.name}' is of dtype string, which cannot be sent")
+    return native
 
 
 @keep_out
@@ -296,7 +346,7 @@ def alltoall(
     pair: the rows, and how many of them came from each rank (int32).
     """
     group = group_of(process_set)
-    given = tf.zeros([0], tf.int64) if splits is None else tf.cast(splits, tf.int64)
+    given = tf.zeros([0], tf.int64) if splits is None else _as_counts(splits)
     rows, received = _ops.run(
         library.bagua_alltoall,
         _tensor(tensor),
@@ -305,6 +355,13 @@ def alltoall(
         group=group,
     )
     return rows if splits is None else (rows, tf.cast(received, tf.int32))
+
+
+def _as_counts(splits: Any) -> Tensor:
+    counts = tf.convert_to_tensor(splits)
+    if not counts.dtype.is_integer:
+        raise ValueError(f"splits are {counts.dtype.name}, expected whole numbers")
+    return tf.cast(counts, tf.int64)
 
 
 # ---- No tensors ---------------------------------------------------------------------------------
@@ -322,10 +379,10 @@ def join(name: str | None = None) -> Any:
     """Says that this rank has no more data, and waits until all ranks said so.
 
     Meanwhile other ranks' allreduces go on with zeros from this one. Returns the last rank to join,
-    the same everywhere: an int, in a graph a tensor.
+    the same everywhere, an int32 tensor.
     """
     if tf.executing_eagerly():
-        return basics.join()
+        return tf.constant(basics.join(), tf.int32)
     return _ops.run(library.bagua_join, tensor_name=name or "")
 
 
@@ -333,7 +390,10 @@ def join(name: str | None = None) -> Any:
 
 
 def _place(function: Any, process_set_id: int, name: str | None) -> Tensor:
-    return _ops.run_step(function, group=process_set_id, name=name)
+    if tf.executing_eagerly():
+        return _ops.run_eagerly(function, group=process_set_id, name=name)
+    with _ops.in_graph():
+        return function(group=process_set_id, name=name)
 
 
 @keep_out

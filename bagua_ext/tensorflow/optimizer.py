@@ -82,7 +82,11 @@ def DistributedOptimizer(  # noqa: N802
             groups=checked_groups(num_groups, groups),
             agreed=f"backward_passes_per_step={backward_passes_per_step}",
         )
-        passes = _Passes(backward_passes_per_step, average_aggregated_gradients)
+        if backward_passes_per_step < 1:
+            raise ValueError(
+                f"backward_passes_per_step is {backward_passes_per_step}, expected 1 or more"
+            )
+        passes = (backward_passes_per_step, average_aggregated_gradients)
         return _Distributed(optimizer, name, use_locking, GradientReducer(settings), passes)
     import keras
 
@@ -114,11 +118,9 @@ def DistributedOptimizer(  # noqa: N802
 
 
 class _Passes:
-    """Adds gradients up over several calls; ``count`` of them make a step."""
+    """Adds the gradients of one graph up over several runs; ``count`` of them make a step."""
 
     def __init__(self, count: int, averages: bool) -> None:
-        if count < 1:
-            raise ValueError(f"backward_passes_per_step is {count}, expected 1 or more")
         self.count, self.averages = count, averages
         self._counter: tf.Variable | None = None
         self._sums: list[tf.Variable] = []
@@ -167,7 +169,7 @@ class _Distributed(_LegacyOptimizer):
         name: str | None,
         use_locking: bool,
         reducer: GradientReducer,
-        passes: _Passes,
+        passes: tuple[int, bool],
     ) -> None:
         super().__init__(
             name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking
@@ -180,14 +182,14 @@ class _Distributed(_LegacyOptimizer):
         """The wrapped optimizer's gradients, reduced; between steps, zeros."""
         pairs = self._optimizer.compute_gradients(*arguments, **options)
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-        if self._passes.count == 1:
+        if self._passes[0] == 1:
             return list(zip(self._reducer.reduce(gradients, variables), variables, strict=True))
         return list(zip(self._accumulated(gradients, variables), variables, strict=True))
 
     def _accumulated(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         dense = [tf.convert_to_tensor(gradients[i]) for i in present]
-        self._complete, sums = self._passes.add(dense)
+        self._complete, sums = _Passes(*self._passes).add(dense)
         targets = [variables[i] for i in present]
 
         def reduced() -> list[tf.Tensor]:

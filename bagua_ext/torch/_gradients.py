@@ -71,9 +71,17 @@ def _allreduce_gradient(
         )
     tensor, output = saved
     # Ranks that hold the extreme share the gradient evenly.
-    holds = (tensor * (pre * post) == output).to(grad.dtype)
+    holds = _is_extreme(tensor, output, pre * post).to(grad.dtype)
     holders = ops.allreduce(holds, _back(name and f"{name}.holders"), Sum, 1.0, 1.0)
-    return ops.allreduce(grad, _back(name), Sum, pre, post) * holds / holders
+    return ops.allreduce(grad, _back(name), Sum, pre, post) * holds / holders.clamp(min=1.0)
+
+
+def _is_extreme(tensor: Tensor, extreme: Tensor, factor: float) -> Tensor:
+    if factor == 1.0:
+        return tensor == extreme
+    # The core scales before and after, and rounds each time.
+    slack = 4 * torch.finfo(tensor.dtype).eps
+    return (tensor * factor - extreme).abs() <= slack * extreme.abs()
 
 
 def _require_linear(op: int) -> None:

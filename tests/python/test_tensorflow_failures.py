@@ -29,8 +29,10 @@ RESULT = re.compile(r"RESULT (\w+): (.*) after (-?[0-9.]+)$", re.M)
 BOUND_SECONDS = 5.0
 
 
-@pytest.mark.parametrize("how", ("eager", "graph"))
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "how"),
+    [(place, how) for place in PLACES for how in ("eager", "graph")] + [("session", "eager")],
+)
 def test_a_rank_killed_inside_an_operation(
     run_tf_ranks: RunRanks, tmp_path: Path, place: str, how: str
 ) -> None:

@@ -56,9 +56,27 @@ def make_step() -> Callable[[], Any]:
     return step
 
 
+def train_in_a_monitored_session(doomed: bool) -> None:
+    """TensorFlow makes such a session anew after an AbortedError; the hook ends that."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        weight = v1.get_variable("w", initializer=tf.ones(4))
+        v1.train.get_or_create_global_step()
+        optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.1))
+        step = optimizer.minimize(tf.reduce_sum(weight**2))
+        hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+        with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+            for number in range(ROUNDS):
+                if doomed and number == 3:
+                    end("kill")
+                session.run(step)
+
+
 def run(place: str, graph: bool) -> None:
     hvd.init()
     doomed = hvd.rank() == hvd.size() - 1
+    if place == "session":
+        train_in_a_monitored_session(doomed)
     call = collective(place)
     call = tf.function(call) if graph else call
     call()

@@ -83,6 +83,42 @@ def check_replicas_in_one_graph() -> None:
             close(got, reduced([weight * x for x in everyone((6,))], "Average"))
 
 
+def check_broadcasts_of_two_lists_in_one_function() -> None:
+    first, second = ([tf.Variable(mine((500,)) + k) for _ in range(4)] for k in (0.0, 10.0))
+
+    @tf.function
+    def call(x: tf.Tensor) -> None:
+        for variable in first + second:
+            variable.assign(x + (0.0 if any(variable is v for v in first) else 10.0))
+        hvd.broadcast_variables(first, 0)
+        hvd.broadcast_variables(second, 0)
+
+    for _ in range(5):
+        call(mine((500,)))
+        for variables, offset in ((first, 0.0), (second, 10.0)):
+            for variable in variables:
+                close(variable, (values(0, (500,)) + offset).astype(np.float32))
+
+
+def check_functions_in_a_function_run_in_the_order_of_the_program() -> None:
+    weights = [tf.Variable(mine((4,)) + k) for k in (0.0, 100.0)]
+
+    def inner(weight: tf.Variable) -> Callable[[], tf.Tensor]:
+        @tf.function
+        def step() -> tf.Tensor:
+            with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+                loss = tf.reduce_sum(weight**2) / 2.0
+            return tape.gradient(loss, weight)
+
+        return step
+
+    steps = [inner(weight) for weight in weights]
+    outer = tf.function(lambda: [step() for step in steps])
+    for _ in range(10):
+        for got, offset in zip(outer(), (0.0, 100.0), strict=True):
+            close(got, (reduced(everyone((4,)), "Average") + offset).astype(np.float32))
+
+
 def check_many_small_operations_in_one_function() -> None:
     tensors = [mine((i + 1,)) for i in range(60)]
     call = tf.function(lambda: [hvd.allreduce(x, op=hvd.Sum) for x in tensors])
@@ -203,6 +239,11 @@ def check_gradient_of_extremes() -> None:
         call = lambda x, op=op: hvd.allreduce(x, op=op)  # noqa: E731
         for got in gradient_of(call, mine((30,)), slopes((30,))[hvd.rank()]):
             close(got, want.astype(np.float32))
+    scaled = lambda x: hvd.allreduce(x, op=hvd.Max, prescale_factor=0.1, postscale_factor=3.0)  # noqa: E731
+    holds = (inputs == inputs.max(0)).astype(np.float64)
+    want = 0.1 * 3.0 * np.sum(slopes((30,)), axis=0) * holds[hvd.rank()] / holds.sum(0)
+    for got in gradient_of(scaled, mine((30,)), slopes((30,))[hvd.rank()]):
+        close(got, want.astype(np.float32))
     product = lambda: gradient_of(lambda x: hvd.allreduce(x, op=hvd.Product), mine((3,)), 1.0)  # noqa: E731
     raised(hvd.BaguaError, product, "no gradient for op=Product")
 

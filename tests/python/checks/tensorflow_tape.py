@@ -287,6 +287,35 @@ def check_local_layers_are_left_to_each_rank() -> None:
             np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-7)
 
 
+def check_sources_that_are_no_floating_point_numbers() -> None:
+    whole, weight = tf.Variable([1, 2]), tf.Variable([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weight * (hvd.rank() + 1.0))
+    none, got = hvd.DistributedGradientTape(tape).gradient(loss, [whole, weight])
+    assert none is None
+    np.testing.assert_allclose(got, np.full(2, (hvd.size() + 1) / 2), rtol=1e-6)
+
+
+def check_gradients_of_reduced_gradients() -> None:
+    def compute() -> tf.Tensor:
+        weight = shared.read_value()
+        with tf.GradientTape() as outer:
+            outer.watch(weight)
+            with tf.GradientTape() as inner:
+                inner.watch(weight)
+                loss = tf.reduce_sum(weight**3)
+            total = tf.reduce_sum(hvd.DistributedGradientTape(inner).gradient(loss, weight) ** 2)
+        return outer.gradient(total, weight)
+
+    starts = [np.arange(1.0, 4.0) * (rank + 1) for rank in range(hvd.size())]
+    shared = tf.Variable(starts[hvd.rank()], dtype=tf.float32)
+    # g = mean of 3 w**2; the sum of g**2 over all ranks' copies of g, by this rank's w.
+    mean = np.mean([3 * start**2 for start in starts], axis=0)
+    want = hvd.size() * 2 * mean * 6 * starts[hvd.rank()] / hvd.size()
+    for form in (compute, tf.function(compute)):
+        np.testing.assert_allclose(form(), want, rtol=1e-5)
+
+
 # ---- Life ---------------------------------------------------------------------------------------
 
 
@@ -349,10 +378,31 @@ def check_a_step_that_fails_after_gradients_were_handed_over_is_told() -> None:
     hvd.barrier()
 
 
+def check_a_gradient_of_a_wrong_shape_leaves_the_step_alone() -> None:
+    if hvd.size() == 1:
+        return  # nothing is handed over
+
+    @tf.custom_gradient
+    def odd(x: tf.Tensor) -> Any:
+        return tf.reduce_sum(x), lambda upstream: upstream * tf.ones((4,))
+
+    first, second = tf.Variable(tf.ones(3)), tf.Variable(tf.ones(2))
+    for bad in (True, False):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(second) + (odd(first) if bad else tf.reduce_sum(first))
+        compute = lambda tape=tape, loss=loss: hvd.DistributedGradientTape(tape).gradient(  # noqa: E731
+            loss, [first, second]
+        )
+        if bad:
+            raised(ValueError, compute, "0.Variable", "[4]", "[3]")
+        else:
+            np.testing.assert_array_equal(compute()[0], np.ones(3))
+
+
 def check_variables_that_differ_are_told_on_every_rank() -> None:
     if hvd.size() == 1:
         return
-    variable = tf.Variable(tf.ones((2 if hvd.rank() == 1 else 3,)), name="odd")
+    variable = tf.Variable(tf.ones((22 if hvd.rank() == 1 else 33,)), name="odd")
 
     def compute() -> Any:
         with tf.GradientTape() as tape:
@@ -360,7 +410,7 @@ def check_variables_that_differ_are_told_on_every_rank() -> None:
         return hvd.DistributedGradientTape(tape).gradient(loss, [variable])
 
     for form in (compute, tf.function(compute)):
-        raised(hvd.MismatchError, form, "0.odd", "float32[2]", "float32[3]")
+        raised(hvd.MismatchError, form, "0.odd", "float32[22]", "float32[33]")
 
 
 def check_arguments() -> None:
@@ -368,6 +418,8 @@ def check_arguments() -> None:
     raised(ValueError, lambda: hvd.DistributedGradientTape(tape, algorithm="bytegrad"), "bytegrad")
     raised(ValueError, lambda: hvd.DistributedGradientTape(tape, op=hvd.Min), "Average or op=Sum")
     raised(ValueError, lambda: hvd.DistributedGradientTape(tape, num_groups=-1), "num_groups is -1")
+    own = type("Own", (hvd.Compression.none.__base__,), {})
+    raised(ValueError, lambda: hvd.DistributedGradientTape(tape, compression=own), "Own", "fp16")
     raised(ValueError, lambda: hvd.DistributedOptimizer(object()), "Keras optimizer", "object")
 
 
@@ -400,6 +452,25 @@ def check_a_session_trains_as_one_process() -> None:
     got = session_training(hvd.DistributedOptimizer, own_rows(), 4)
     for own, other in zip(got, want, strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
+
+
+def check_two_optimizers_in_one_run_of_a_session() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        steps, weights = [], []
+        for name in "ab":
+            weight = v1.Variable(np.full(1000, hvd.rank() + 1.0), dtype=tf.float32, name=name)
+            optimizer = v1.train.GradientDescentOptimizer(0.5)
+            loss = tf.reduce_sum(weight**2) / 2.0
+            steps.append(hvd.DistributedOptimizer(optimizer).minimize(loss))
+            weights.append(weight)
+        session.run(v1.global_variables_initializer())
+        for _ in range(5):
+            session.run(steps)
+        own, mean = hvd.rank() + 1.0, (hvd.size() + 1) / 2
+        for _ in range(5):
+            own, mean = own - 0.5 * mean, 0.5 * mean
+        for value in session.run(weights):
+            np.testing.assert_allclose(value, np.full(1000, own), rtol=1e-5)
 
 
 def check_several_passes_make_a_step_of_a_session() -> None:
