@@ -336,6 +336,16 @@ def cuda_built() -> bool:
     return False
 
 
+def rocm_built() -> bool:
+    """False: there is no ROCm part."""
+    return False
+
+
+def ddl_built() -> bool:
+    """False: IBM's DDL is not used."""
+    return False
+
+
 def ccl_built() -> bool:
     """False: oneCCL is not used."""
     return False

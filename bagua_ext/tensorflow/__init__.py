@@ -13,6 +13,7 @@ from bagua_ext.basics import (  # noqa: E402
     cross_rank,
     cross_size,
     cuda_built,
+    ddl_built,
     gloo_built,
     gloo_enabled,
     is_homogeneous,
@@ -24,6 +25,7 @@ from bagua_ext.basics import (  # noqa: E402
     mpi_threads_supported,
     nccl_built,
     rank,
+    rocm_built,
     shutdown,
     size,
 )
@@ -39,7 +41,9 @@ from bagua_ext.exceptions import (  # noqa: E402
 from bagua_ext.process_sets import (  # noqa: E402
     ProcessSet,
     add_process_set,
+    get_process_set_ids_and_ranks,
     global_process_set,
+    process_set_ids,
     remove_process_set,
 )
 from bagua_ext.reduce_ops import Adasum, Average, Max, Min, Product, Sum  # noqa: E402
@@ -145,7 +149,9 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "cuda_built",
+    "ddl_built",
     "global_process_set",
+    "get_process_set_ids_and_ranks",
     "gloo_built",
     "gloo_enabled",
     "grouped_allgather",
@@ -163,8 +169,10 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "process_set_ids",
     "process_set_included_op",
     "rank",
+    "rocm_built",
     "rank_op",
     "reducescatter",
     "remove_process_set",

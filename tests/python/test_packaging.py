@@ -81,9 +81,20 @@ def test_a_tensorflow_before_keras_3_is_named_with_its_version(tmp_path: Path) -
     (metadata / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: tensorflow-cpu\nVersion: 2.15.1\n"
     )
-    (metadata / "top_level.txt").write_text("tensorflow\n")
+    (metadata / "RECORD").write_text("tensorflow/__init__.py,sha256=x,0\n")
     found = output_of(sys.executable, "-S", PROBE_TENSORFLOW, PYTHONPATH=str(tmp_path))
     assert found == '{"reason": "tensorflow 2.15.1 is too old, 2.16 is needed"}\n'
+
+
+def test_a_tensorflow_without_headers_is_a_reason_not_to_build(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").touch()
+    metadata = tmp_path / "tf_nightly-2.99.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tf-nightly\nVersion: 2.99.0\n")
+    (metadata / "RECORD").write_text("tensorflow/__init__.py,sha256=x,0\n")
+    found = output_of(sys.executable, "-S", PROBE_TENSORFLOW, PYTHONPATH=str(tmp_path))
+    assert "tensorflow 2.99.0 came without its headers" in found
 
 
 # ---- What is built from a copy of the sources ---------------------------------------------------
