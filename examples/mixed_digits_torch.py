@@ -58,10 +58,14 @@ def largest_difference(model: nn.Module) -> float:
     """Between this rank's and another's tensor of weights, relative to its length."""
     own = interop.weights(model)
     others = objects.allgather_object(own)
-    return max(
-        float(np.linalg.norm(other[name] - value) / np.linalg.norm(value))
-        for other in others
-        for name, value in own.items()
+    return float(
+        np.max(
+            [
+                np.linalg.norm(other[name] - value) / np.linalg.norm(value)
+                for other in others
+                for name, value in own.items()
+            ]
+        )
     )
 
 
@@ -99,7 +103,7 @@ def main() -> None:
     if bagua.rank() == 0:
         print(f"largest difference {difference:.1e}, test accuracy {100 * accuracy:.1f} %")
     bagua.shutdown()
-    if difference > TOLERANCE:
+    if not difference <= TOLERANCE:  # nor is it NaN
         raise SystemExit(f"the ranks' weights differ by {difference:.1e}, more than {TOLERANCE}")
 
 

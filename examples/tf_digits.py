@@ -76,8 +76,8 @@ def main() -> None:
 
     model = make_model()
     steps = -(-len(labels) // args.batch) * args.epochs
-    rate = keras.optimizers.schedules.CosineDecay(0.01, steps, 0.0, "", 0.1, steps // 5)
-    optimizer = keras.optimizers.SGD(rate, momentum=0.9)
+    schedule = keras.optimizers.schedules.CosineDecay(0.01, steps, 0.0, "", 0.1, steps // 5)
+    optimizer = keras.optimizers.SGD(schedule, momentum=0.9)
     optimizer.build(model.trainable_variables)
     bagua.broadcast_variables(model.variables + optimizer.variables, root_rank=0)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")

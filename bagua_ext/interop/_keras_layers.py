@@ -89,9 +89,19 @@ def _unknown(layer: Any, variables: list[Any], why: str) -> Layer:
 
 
 def _add(listed: Layer, variable: Any, name: str, layout: Layout | None = None) -> None:
-    if variable is not None:
-        layout = layout or Layout.same(tuple(variable.shape))
-        listed.add(name, variable.path, variable, layout)
+    if variable is None:
+        return
+    layout = layout or Layout.same(tuple(variable.shape))
+    listed.add(name, variable.path, variable, layout)
+    # Ranks of torch train without them.
+    for what in ("constraint", "regularizer"):
+        if getattr(variable, what, None) is not None:
+            listed.settings[f"{name}.{what}"] = type(getattr(variable, what)).__name__
+
+
+def _note_activation(listed: Layer, layer: Any) -> None:
+    """For ranks of Keras alone: in torch it is a layer of its own."""
+    listed.facts["activation"] = str(keras.activations.serialize(layer.activation))
 
 
 # ---- Layouts ------------------------------------------------------------------------------------
@@ -139,11 +149,14 @@ def _dense(layer: Any, inlet: Features, outlet: Features) -> Layer:
     if layer.kernel is not None and len(layer.kernel.shape) == 2:
         _add(listed, layer.kernel, "kernel", _of_kernel(layer.kernel.shape, inlet, outlet))
         _add(listed, layer.bias, "bias", _of_features(layer.kernel.shape[1], outlet))
+    _note_activation(listed, layer)
     return listed
 
 
 def _embedding(layer: Any, inlet: Features, outlet: Features) -> Layer:
     listed = Layer("embedding", layer.path)
+    if layer.mask_zero:
+        listed.settings["mask_zero"] = True
     _add(listed, layer.embeddings, "embeddings")
     return listed
 
@@ -156,6 +169,7 @@ def _conv(layer: Any, inlet: Features, outlet: Features) -> Layer:
     _add(listed, layer.kernel, "kernel", _moved(layer.kernel.shape, rank + 1, rank, *window))
     _add(listed, layer.bias, "bias")
     _add_padding(listed, layer, inlet)
+    _note_activation(listed, layer)
     return listed
 
 
@@ -171,6 +185,7 @@ def _depthwise(layer: Any, inlet: Features, outlet: Features) -> Layer:
     _add(listed, kernel, "kernel", layout)
     _add(listed, layer.bias, "bias")
     _add_padding(listed, layer, inlet)
+    _note_activation(listed, layer)
     return listed
 
 
@@ -182,6 +197,7 @@ def _conv_transpose(layer: Any, inlet: Features, outlet: Features) -> Layer:
     _add(listed, layer.kernel, "kernel", _moved(layer.kernel.shape, rank + 1, rank, *window))
     _add(listed, layer.bias, "bias")
     listed.facts["cropping"] = [_cropping(layer, axis) for axis in range(rank)]
+    _note_activation(listed, layer)
     return listed
 
 
@@ -230,6 +246,8 @@ def _cropping(layer: Any, axis: int) -> tuple[int, int]:
 def _batch_norm(layer: Any, inlet: Features, outlet: Features) -> Layer:
     listed = Layer("batch_norm", layer.path)
     listed.settings = {"epsilon": layer.epsilon, "momentum": layer.momentum}
+    if getattr(layer, "synchronized", False) or type(layer).__name__ == "SyncBatchNormalization":
+        listed.settings["synchronized"] = True
     for name in ("gamma", "beta", "moving_mean", "moving_variance"):
         variable = getattr(layer, name, None)
         if variable is not None:
@@ -260,6 +278,9 @@ def _layer_norm(layer: Any, inlet: Features, outlet: Features) -> Layer:
 def _group_norm(layer: Any, inlet: Features, outlet: Features) -> Layer:
     listed = Layer("group_norm", layer.path)
     listed.settings = {"epsilon": layer.epsilon, "groups": layer.groups}
+    if inlet.is_mixed:
+        listed.problem = "behind Flatten the groups of Keras and torch hold other features."
+        return listed
     _add(listed, layer.gamma, "gamma")
     _add(listed, layer.beta, "beta")
     return listed
@@ -268,6 +289,8 @@ def _group_norm(layer: Any, inlet: Features, outlet: Features) -> Layer:
 def _recurrent(kind: str) -> Callable[[Any, Features, Features], Layer]:
     def make(layer: Any, inlet: Features, outlet: Features) -> Layer:
         listed = Layer(kind, layer.path, settings={"bidirectional": False})
+        if layer.go_backwards:
+            listed.settings["go_backwards"] = True
         _add_cell(listed, layer, kind, "")
         return listed
 
@@ -279,6 +302,7 @@ def _bidirectional(layer: Any, inlet: Features, outlet: Features) -> Layer:
     listed = Layer(kind, layer.path, settings={"bidirectional": True})
     if not kind or layer.merge_mode != "concat":
         listed.problem = "torch's layers join both directions as merge_mode='concat' does."
+        listed.settings["merge_mode"] = str(layer.merge_mode)
         return listed
     _add_cell(listed, layer.forward_layer, kind, "")
     _add_cell(listed, layer.backward_layer, kind, "backward_")
@@ -293,6 +317,7 @@ def _add_cell(listed: Layer, layer: Any, kind: str, prefix: str) -> None:
         listed.settings["activation"] = keras.activations.serialize(cell.activation)
     elif _activations(cell) != ("tanh", "sigmoid"):
         listed.problem = "torch's have activation tanh and recurrent_activation sigmoid."
+        listed.settings["activations"] = ", ".join(map(str, _activations(cell)))
         return
     if kind == "gru" and not cell.reset_after:
         listed.problem = "torch's GRU resets the state as reset_after=True does."

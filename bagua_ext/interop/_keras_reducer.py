@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from bagua_ext.interop.wire import Wire
+from bagua_ext.keras.optimizer import agreed as settings_to_agree_on
 
 Exchange = Callable[[list[Any]], list[Any]]
 
@@ -30,7 +31,7 @@ class TiedReducer:
 
 def make_reducer(plan_name: str, wire: Wire, arguments: Any) -> TiedReducer:
     """Returns the reducer of an optimizer that was made with ``arguments``."""
-    agreed = f"backward_passes_per_step={arguments.config['backward_passes_per_step']}"
+    agreed = settings_to_agree_on(arguments.config)
     if keras.config.backend() == "torch":
         from bagua_ext.interop._torch_exchange import TorchExchange
 

@@ -57,6 +57,9 @@ def optimizer_settings(optimizer: Optimizer, listing: Listing) -> dict[str, Any]
     if not isinstance(optimizer, Optimizer) or hasattr(optimizer, "register_local_var"):
         raise ValueError(f"expected a plain Keras optimizer, got {type(optimizer).__name__}")
     both = {decays: optimizers.of_keras(optimizer, decays) for decays in (True, False)}
+    if keras.config.dtype_policy().name == "mixed_float16":
+        for settings in both.values():
+            settings["loss_scaling"] = True  # a DistributedOptimizer scales by itself then
     trained = [entry for entry in listing.entries if entry.trainable]
     decays = getattr(optimizer, "_use_weight_decay", lambda variable: True)
     return optimizers.summary({e.name: both[bool(decays(e.holder))] for e in trained})

@@ -81,11 +81,7 @@ def tie(
         MismatchError: on every rank, with the same table, if models or optimizers differ.
         ValueError: this rank's model or arguments are wrong; the other ranks get a MismatchError.
     """
-    side = _side_of(model)
-    refused = {"groups", "num_groups", "named_parameters"} & options.keys()
-    if refused:
-        raise ValueError(f"tie() decides about {', '.join(sorted(refused))} itself")
-    listing, report, error = _report(side, model, optimizer, names)
+    listing, report, error = _report(model, optimizer, names, options)
     report = replace(report, tied=_Tied.count)
     reports = objects.allgather_object(report, "interop.tie", process_set)
     complaint = handshake.complaint(reports, process_set.ranks, list(allow))
@@ -93,6 +89,7 @@ def tie(
         raise error
     if complaint:
         raise MismatchError(complaint)
+    side = _side_of(model)
     if handshake.is_mixed(reports) and differs_early(report.settings):
         _warn_of_epsilon()
     _broadcast(side, listing, root_rank, process_set)
@@ -104,14 +101,19 @@ def tie(
 
 
 def _report(
-    side: ModuleType, model: Any, optimizer: Any, names: Names | None
-) -> tuple[Listing, Report, ValueError | None]:
+    model: Any, optimizer: Any, names: Names | None, options: Mapping[str, Any]
+) -> tuple[Listing, Report, Exception | None]:
     """Returns the model's tensors and what the other ranks are told, also if it is an error."""
-    framework = side.framework()
+    framework = "unknown"
     try:
+        side = _side_of(model)
+        framework = side.framework()
+        refused = {"groups", "num_groups", "named_parameters"} & options.keys()
+        if refused:
+            raise ValueError(f"tie() decides about {', '.join(sorted(refused))} itself")
         listing = side.list_model(model, optimizer, names)
         settings = side.optimizer_settings(optimizer, listing)
-    except ValueError as error:
+    except Exception as error:  # raised once the others know
         return Listing([], {}, {}, []), Report(framework, error=str(error)), error
     return listing, handshake.report_of(framework, listing, settings), None
 

@@ -7,6 +7,8 @@ always compute the same, and this is told too:
   off the weight: another name, unless it makes no difference (SGD without momentum).
 - RMSprop and Adagrad: torch adds epsilon to the root, Keras under it.
 - Adam: torch adds epsilon after the correction of bias, Keras before: ``differs_early``.
+- A Keras schedule changes the learning rate by itself, torch's are no part of the optimizer:
+  ``learning_rate_schedule``, which only Keras ranks have.
 - SGD with momentum: a changed learning rate acts on earlier steps' momentum in torch, not in Keras.
 """
 
@@ -21,7 +23,8 @@ Settings = dict[str, Any]
 _TORCH_NAMES = {"lr": "learning_rate", "eps": "epsilon", "alpha": "rho"}
 # How it is done, not what; and what Keras has no word for while it is off.
 _TORCH_WAYS = {"foreach", "fused", "capturable", "differentiable", "initial_lr", "max_lr"}
-_KERAS_WAYS = {"name", "ema_momentum", "ema_overwrite_frequency", "loss_scale_factor"}
+_KERAS_WAYS = {"name"}
+_KERAS_AVERAGES = {"ema_momentum", "ema_overwrite_frequency"}
 _EPSILON_UNDER_ROOT = {"RMSprop", "Adagrad"}
 _TOO_SMALL_TO_MATTER = 1e-11
 
@@ -45,10 +48,14 @@ def of_keras(optimizer: Any, decays: bool) -> Settings:
     """Returns the settings of a Keras optimizer; ``decays``: for a variable with weight decay."""
     kind = type(optimizer).__name__
     settings: Settings = {"kind": "Adam" if kind == "AdamW" else kind}
-    for name, value in optimizer.get_config().items():
-        if name not in _KERAS_WAYS:
+    config = optimizer.get_config()
+    skipped = _KERAS_WAYS if config.get("use_ema") else _KERAS_WAYS | _KERAS_AVERAGES
+    for name, value in config.items():
+        if name not in skipped:
             settings[name] = _plain(value)
     settings["learning_rate"] = float(optimizer.learning_rate)
+    if isinstance(config.get("learning_rate"), dict):
+        settings["learning_rate_schedule"] = _plain(config["learning_rate"])
     if not decays:
         settings.pop("weight_decay", None)
     if kind in _EPSILON_UNDER_ROOT and "epsilon" in settings:
@@ -79,8 +86,7 @@ def summary(each: Mapping[str, Settings]) -> Settings:
 def differs_early(settings: Settings) -> bool:
     """True if torch's and Keras's optimizers with ``settings`` make different first steps."""
     epsilon = settings.get("optimizer.epsilon", 0.0)
-    adaptive = settings.get("optimizer.kind") in ("Adam", "NAdam", "Nadam")
-    return adaptive and epsilon > _TOO_SMALL_TO_MATTER
+    return settings.get("optimizer.kind") == "Adam" and epsilon > _TOO_SMALL_TO_MATTER
 
 
 def _plain(value: Any) -> Any:

@@ -305,6 +305,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         """Checks that there is a place for the file."""
         if not self.filepath:
             raise ValueError("BestModelCheckpoint has no filepath: give it one, on every rank")
+        self.filepath = os.fspath(self.filepath)
         super().on_train_begin(logs)
 
     def _save_model(self, epoch: int, batch: int | None, logs: Logs | None) -> None:

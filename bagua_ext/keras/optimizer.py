@@ -119,6 +119,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         if isinstance(self, LossScaleOptimizer) and not isinstance(optimizer, LossScaleOptimizer):
             optimizer = LossScaleOptimizer(optimizer)
         reduction = make_reduction(op, gradient_predivide_factor, compression)
+        if backward_passes_per_step > 1:
+            _refuse_second_window(_innermost(optimizer))
         # The base class's constructor would give this object variables of its own. What Keras needs
         # of it is the sign that attributes may be set.
         self._lock = False
@@ -144,6 +146,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
             },
         )
         self._local: set[Any] = set()
+        self._local_places: Sequence[int] = ()  # of a loaded optimizer, until it is built
         self._reducer: Any = None
         self._accumulator = Accumulator(
             backward_passes_per_step, average_aggregated_gradients, optimizer._var_key
@@ -186,7 +189,19 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         return self.iterations
 
     def register_local_var(self, var: Variable) -> None:
-        """Keeps the gradient of ``var`` out of the reduction: the variable is this rank's own."""
+        """Keeps the gradient of ``var`` out of the reduction: the variable is this rank's own.
+
+        Raises:
+            ValueError: the wrapped optimizer decides by all gradients together, so that the ranks'
+                own ones would drive the shared variables apart.
+        """
+        scales = isinstance(self._wrapped, LossScaleOptimizer)
+        if scales or _innermost(self._wrapped).global_clipnorm is not None:
+            raise ValueError(
+                f"variable '{_path(var)}' cannot be this rank's own: "
+                f"{'loss scaling' if scales else 'global_clipnorm'} makes what happens to the "
+                "shared variables depend on it"
+            )
         self._local.add(self._wrapped._var_key(var))
 
     def _step(self, grads: list[Gradient], variables: list[Variable]) -> None:
@@ -225,7 +240,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
                 bucket_bytes=self._arguments.bucket_bytes,
                 sparse_as_dense=self._arguments.config["sparse_as_dense"],
                 process_set=process_set,
-                agreed=f"backward_passes_per_step={self._accumulator.passes}",
+                agreed=agreed(self._arguments.config),
                 groups=_resolved(self._arguments.groups, self._wrapped._trainable_variables),
             )
         return self._reducer
@@ -282,6 +297,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         variables = list(variables)
         self._wrapped.build(variables)
         self._accumulator.build(variables)
+        for place in self._local_places:
+            self.register_local_var(variables[place])
 
     def stateless_apply(
         self, optimizer_variables: list[Any], grads: list[Gradient], trainable_variables: list[Any]
@@ -333,14 +350,17 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         self._wrapped.load_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what ``from_config`` needs; groups of variables are kept by place if built."""
+        """Returns what ``from_config`` needs; variables are kept by place if built."""
         groups = self._arguments.groups
         if not isinstance(groups, int):
             groups = _places(groups, self._wrapped._trainable_variables if self.built else [])
         process_set = self._arguments.process_set
+        known = self._wrapped._trainable_variables if self.built else []
+        local = [i for i, v in enumerate(known) if self._wrapped._var_key(v) in self._local]
         return {
             **self._arguments.config,
             "groups": groups,
+            "local_variables": local or list(self._local_places),
             "process_set": None if process_set is global_process_set else process_set.ranks,
             "optimizer": keras.saving.serialize_keras_object(self._wrapped),
         }
@@ -356,7 +376,10 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         options["op"] = {text: number for number, text in NAMES.items()}[options["op"]]
         ranks = options["process_set"]
         options["process_set"] = global_process_set if ranks is None else ProcessSet(ranks)
-        return cls(wrapped, **options)
+        local = options.pop("local_variables", ())
+        optimizer = cls(wrapped, **options)
+        optimizer._local_places = local
+        return optimizer
 
 
 @keras.saving.register_keras_serializable(package="bagua_ext")
@@ -414,6 +437,13 @@ def PartialDistributedOptimizer(  # noqa: N802
     return distributed
 
 
+def agreed(config: dict[str, Any]) -> str:
+    """Returns the settings of an optimizer's ``config`` that the ranks compare, as "name=value"."""
+    passes = config["backward_passes_per_step"]
+    averages = passes > 1 and config["average_aggregated_gradients"]
+    return f"backward_passes_per_step={passes}{' averaged' if averages else ''}"
+
+
 # ---- Arguments ----------------------------------------------------------------------------------
 
 
@@ -431,6 +461,18 @@ def _checked_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
     if isinstance(optimizer, DistributedOptimizer):
         raise ValueError(f"optimizer '{optimizer.name}' is a DistributedOptimizer already")
     return optimizer
+
+
+def _refuse_second_window(optimizer: keras.optimizers.Optimizer) -> None:
+    """Raises ValueError if ``optimizer`` counts calls itself, which several passes would upset."""
+    counts = ("gradient_accumulation_steps", "ema_overwrite_frequency")
+    set_ones = [name for name in counts if getattr(optimizer, name, None)]
+    if set_ones:
+        raise ValueError(
+            f"backward_passes_per_step cannot be combined with {set_ones[0]}="
+            f"{getattr(optimizer, set_ones[0])} of the wrapped optimizer: both count its calls. "
+            "Use one of them"
+        )
 
 
 def _innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

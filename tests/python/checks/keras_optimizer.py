@@ -144,6 +144,33 @@ def check_local_variables_stay_this_ranks_own() -> None:
             np.testing.assert_allclose(one, averaged if i < 2 else own, atol=1e-6)
 
 
+def check_local_variables_are_saved_by_place_and_refused_where_they_matter() -> None:
+    model = build()
+    distributed = hvd.PartialDistributedOptimizer(sgd(), local_layers=model.layers[1])
+    distributed.build(model.trainable_variables)
+    loaded = type(distributed).from_config(distributed.get_config())
+    again = build()
+    loaded.build(again.trainable_variables)
+    local = [
+        i
+        for i, v in enumerate(again.trainable_variables)
+        if loaded._wrapped._var_key(v) in loaded._local
+    ]
+    assert local == [2, 3] and loaded.get_config()["local_variables"] == [2, 3]
+    clipped, scaled = optimizers.SGD(1.0, global_clipnorm=1.0), LossScaleOptimizer(sgd())
+    for optimizer, word in ((clipped, "global_clipnorm"), (scaled, "loss scaling")):
+        make = lambda one=optimizer: hvd.PartialDistributedOptimizer(  # noqa: E731
+            one, local_layers=model.layers[1]
+        )
+        raised(ValueError, make, word, model.layers[1].trainable_variables[0].path)
+
+
+def check_two_counts_of_calls_are_refused() -> None:
+    accumulating = optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    call = lambda: hvd.DistributedOptimizer(accumulating, backward_passes_per_step=2)  # noqa: E731
+    raised(ValueError, call, "gradient_accumulation_steps=2", "backward_passes_per_step")
+
+
 def check_passes_add_up_before_the_reduction() -> None:
     for average in (True, False):
         options = {"backward_passes_per_step": 3, "average_aggregated_gradients": average}
