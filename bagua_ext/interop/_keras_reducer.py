@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from bagua_ext.interop.wire import Wire
-from bagua_ext.keras.optimizer import agreed as settings_to_agree_on
+from bagua_ext.keras._arguments import agreed as settings_to_agree_on
 
 Exchange = Callable[[list[Any]], list[Any]]
 

@@ -13,6 +13,16 @@ import keras
 from bagua_ext import basics
 from bagua_ext.exceptions import NotInitializedError
 from bagua_ext.keras._accumulation import Accumulator
+from bagua_ext.keras._arguments import (
+    agreed,
+    checked_groups,
+    innermost,
+    path_of,
+    places_of,
+    refuse_second_window,
+    resolved,
+    scales_by_policy,
+)
 from bagua_ext.keras._framework import load_framework
 from bagua_ext.process_sets import ProcessSet, global_process_set, group_of, numbered
 from bagua_ext.reduce_ops import NAMES, Average, ReduceOp
@@ -86,7 +96,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         cls, optimizer: Any = None, *arguments: Any, **options: Any
     ) -> DistributedOptimizer:
         """Makes the kind that is a LossScaleOptimizer where one is wanted."""
-        scales = isinstance(optimizer, LossScaleOptimizer) or _scales_by_policy()
+        scales = isinstance(optimizer, LossScaleOptimizer) or scales_by_policy()
         if cls is DistributedOptimizer and scales:
             cls = DistributedLossScaleOptimizer
         return super().__new__(cls)
@@ -120,7 +130,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
             optimizer = LossScaleOptimizer(optimizer)
         reduction = make_reduction(op, gradient_predivide_factor, compression)
         if backward_passes_per_step > 1:
-            _refuse_second_window(_innermost(optimizer))
+            refuse_second_window(innermost(optimizer))
         # The base class's constructor would give this object variables of its own. What Keras needs
         # of it is the sign that attributes may be set.
         self._lock = False
@@ -128,11 +138,11 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         self._arguments = _Arguments(
             reduction=reduction,
             bucket_bytes=checked_bucket_bytes(bucket_bytes),
-            groups=_checked_groups(num_groups, groups),
+            groups=checked_groups(num_groups, groups),
             process_set=process_set,
             scale_local=scale_local_gradients,
             config={
-                "name": name or f"Distributed{type(_innermost(optimizer)).__name__}",
+                "name": name or f"Distributed{type(innermost(optimizer)).__name__}",
                 "device_dense": device_dense,
                 "device_sparse": device_sparse,
                 "compression": reduction.codec,
@@ -196,9 +206,9 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
                 own ones would drive the shared variables apart.
         """
         scales = isinstance(self._wrapped, LossScaleOptimizer)
-        if scales or _innermost(self._wrapped).global_clipnorm is not None:
+        if scales or innermost(self._wrapped).global_clipnorm is not None:
             raise ValueError(
-                f"variable '{_path(var)}' cannot be this rank's own: "
+                f"variable '{path_of(var)}' cannot be this rank's own: "
                 f"{'loss scaling' if scales else 'global_clipnorm'} makes what happens to the "
                 "shared variables depend on it"
             )
@@ -208,7 +218,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         self._wrapped.apply(self._reduced(grads, variables), variables)
 
     def _skip(self) -> None:
-        _innermost(self._wrapped)._iterations.assign_add(1)
+        innermost(self._wrapped)._iterations.assign_add(1)
 
     def _reduced(self, grads: list[Gradient], variables: list[Variable]) -> list[Gradient]:
         if not self._local:
@@ -241,7 +251,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
                 sparse_as_dense=self._arguments.config["sparse_as_dense"],
                 process_set=process_set,
                 agreed=agreed(self._arguments.config),
-                groups=_resolved(self._arguments.groups, self._wrapped._trainable_variables),
+                groups=resolved(self._arguments.groups, self._wrapped._trainable_variables),
             )
         return self._reducer
 
@@ -353,7 +363,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         """Returns what ``from_config`` needs; variables are kept by place if built."""
         groups = self._arguments.groups
         if not isinstance(groups, int):
-            groups = _places(groups, self._wrapped._trainable_variables if self.built else [])
+            groups = places_of(groups, self._wrapped._trainable_variables if self.built else [])
         process_set = self._arguments.process_set
         known = self._wrapped._trainable_variables if self.built else []
         local = [i for i, v in enumerate(known) if self._wrapped._var_key(v) in self._local]
@@ -437,18 +447,7 @@ def PartialDistributedOptimizer(  # noqa: N802
     return distributed
 
 
-def agreed(config: dict[str, Any]) -> str:
-    """Returns the settings of an optimizer's ``config`` that the ranks compare, as "name=value"."""
-    passes = config["backward_passes_per_step"]
-    averages = passes > 1 and config["average_aggregated_gradients"]
-    return f"backward_passes_per_step={passes}{' averaged' if averages else ''}"
-
-
 # ---- Arguments ----------------------------------------------------------------------------------
-
-
-def _scales_by_policy() -> bool:
-    return keras.config.dtype_policy().name == "mixed_float16"
 
 
 def _checked_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
@@ -461,70 +460,6 @@ def _checked_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
     if isinstance(optimizer, DistributedOptimizer):
         raise ValueError(f"optimizer '{optimizer.name}' is a DistributedOptimizer already")
     return optimizer
-
-
-def _refuse_second_window(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises ValueError if ``optimizer`` counts calls itself, which several passes would upset."""
-    counts = ("gradient_accumulation_steps", "ema_overwrite_frequency")
-    set_ones = [name for name in counts if getattr(optimizer, name, None)]
-    if set_ones:
-        raise ValueError(
-            f"backward_passes_per_step cannot be combined with {set_ones[0]}="
-            f"{getattr(optimizer, set_ones[0])} of the wrapped optimizer: both count its calls. "
-            "Use one of them"
-        )
-
-
-def _innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Returns the optimizer that a LossScaleOptimizer wraps, or ``optimizer`` itself."""
-    return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
-
-
-def _checked_groups(num_groups: int, groups: Any) -> Sequence[Sequence[Any]] | int:
-    """Returns lists of variables, of their names or places, or the number of buckets."""
-    if groups is None:
-        groups = num_groups
-    if isinstance(groups, int):
-        if groups < 0:
-            raise ValueError(f"the number of groups is {groups}, expected 0 or more")
-        return groups
-    if not all(isinstance(group, (list, tuple)) for group in groups):
-        raise ValueError("groups should be a list of lists of variables, or a whole number")
-    members = [m if isinstance(m, int) else _path(m) for group in groups for m in group]
-    if len(set(members)) != len(members):
-        raise ValueError("a variable occurs in groups more than once")
-    return groups
-
-
-def _path(variable: Variable | str) -> str:
-    """Returns the name of a variable; a saved group may hold names."""
-    if isinstance(variable, str):
-        return variable
-    return getattr(variable, "path", None) or variable.name
-
-
-def _places(groups: Sequence[Sequence[Any]], variables: Sequence[Variable]) -> list[list[Any]]:
-    """Returns each member's index in ``variables``, or its name if it is not there.
-
-    A loaded model has the same variables in the same order, but not always under the same names.
-    """
-    index = {_path(variable): i for i, variable in enumerate(variables)}
-    return [
-        [m if isinstance(m, int) else index.get(_path(m), _path(m)) for m in group]
-        for group in groups
-    ]
-
-
-def _resolved(groups: Sequence[Sequence[Any]] | int, variables: Sequence[Variable]) -> Any:
-    """Returns groups of members of ``variables``; None instead of 0."""
-    if isinstance(groups, int):
-        return groups or None
-    places = _places(groups, variables)
-    unknown = sorted(m for group in places for m in group if isinstance(m, str))
-    if unknown:
-        known = [_path(variable) for variable in variables]
-        raise ValueError(f"groups hold {unknown}, which are not among the variables: {known}")
-    return [[variables[i] for i in group] for group in places]
 
 
 # ---- Errors -------------------------------------------------------------------------------------
