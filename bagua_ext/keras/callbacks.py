@@ -13,8 +13,9 @@ import keras
 
 from bagua_ext import basics, objects
 from bagua_ext.exceptions import MismatchError
+from bagua_ext.keras._arguments import innermost
 from bagua_ext.keras.functions import broadcast_model
-from bagua_ext.keras.optimizer import DistributedOptimizer, LossScaleOptimizer
+from bagua_ext.keras.optimizer import DistributedOptimizer
 
 Logs = dict[str, Any]
 
@@ -152,7 +153,7 @@ class LearningRateScheduleCallback(_WithoutXla):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Checks that the learning rate can be set, and when."""
-        rate = _innermost(self.model.optimizer)._learning_rate
+        rate = _stepping(self.model.optimizer)._learning_rate
         if not isinstance(rate, keras.Variable):
             raise ValueError(
                 f"the optimizer's learning rate is a {type(rate).__name__}, which "
@@ -196,19 +197,15 @@ class LearningRateScheduleCallback(_WithoutXla):
             _scale_velocities(optimizer, new / old)
 
 
-def _innermost(optimizer: Any) -> Any:
-    while True:
-        if isinstance(optimizer, DistributedOptimizer):
-            optimizer = optimizer.wrapped
-        elif isinstance(optimizer, LossScaleOptimizer):
-            optimizer = optimizer.inner_optimizer
-        else:
-            return optimizer
+def _stepping(optimizer: Any) -> Any:
+    """Returns the optimizer that makes the step, inside of those that wrap it."""
+    distributed = isinstance(optimizer, DistributedOptimizer)
+    return innermost(optimizer.wrapped if distributed else optimizer)
 
 
 def _scale_velocities(optimizer: Any, factor: float) -> None:
     """Multiplies the velocities that hold the learning rate: SGD's and RMSprop's with momentum."""
-    optimizer = _innermost(optimizer)
+    optimizer = _stepping(optimizer)
     if not getattr(optimizer, "momentum", 0.0):
         return
     for velocity in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", []):
