@@ -33,7 +33,7 @@ class GradientReducer:
     ) -> None:
         self._name, self._reduction, self._bucket_bytes = name, reduction, bucket_bytes
         self._process_set, self._groups, self._agreed = process_set, groups, agreed
-        self._plans: dict[tuple[int, ...], tuple[Plan, list[int]]] = {}
+        self._plans: dict[Any, tuple[Plan, list[int]]] = {}
 
     def __del__(self) -> None:
         for plan, _ in self._plans.values():
@@ -64,7 +64,8 @@ class GradientReducer:
 
     def _plan_of(self, variables: Sequence[Any]) -> tuple[Plan, list[int]]:
         """Returns the plan and each variable's place in it."""
-        key = tuple(id(variable) for variable in variables)
+        # An identity may come back after its variable is gone, with another shape.
+        key = tuple((id(one), tuple(one.shape), one.dtype) for one in variables)
         if key in self._plans and self._plans[key][0].generation == basics.generation():
             return self._plans[key]
         tensors = [variable.value for variable in variables]
