@@ -16,11 +16,15 @@ v1 = tf.compat.v1
 ROWS, FEATURES, STEPS = 4, 6, 3
 
 
-def batch(step: int, rows: slice = slice(None)) -> tuple[tf.Tensor, tf.Tensor]:
+def data_of(step: int, rows: Any) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the joined batch of a step, the same on every rank."""
-    generator = np.random.default_rng(step)
-    x = generator.normal(size=(ROWS * hvd.size(), FEATURES)).astype(np.float32)
-    return tf.constant(x[rows]), tf.constant(x.sum(axis=1, keepdims=True)[rows])
+    x = np.random.default_rng(step).normal(size=(ROWS * hvd.size(), FEATURES)).astype(np.float32)
+    return x[rows], x.sum(axis=1, keepdims=True)[rows]
+
+
+def batch(step: int, rows: slice = slice(None)) -> tuple[tf.Tensor, tf.Tensor]:
+    x, y = data_of(step, rows)
+    return tf.constant(x), tf.constant(y)
 
 
 def own_rows() -> slice:
@@ -440,11 +444,6 @@ def session_training(make: Callable[[Any], Any], rows: Any, steps: int) -> list[
             inputs = data_of(number, rows)
             session.run(step, {x: inputs[0], y: inputs[1]})
         return session.run([weight, bias])
-
-
-def data_of(step: int, rows: Any) -> tuple[np.ndarray, np.ndarray]:
-    x = np.random.default_rng(step).normal(size=(ROWS * hvd.size(), FEATURES)).astype(np.float32)
-    return x[rows], x.sum(axis=1, keepdims=True)[rows]
 
 
 def check_a_session_trains_as_one_process() -> None:
